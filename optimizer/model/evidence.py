@@ -1,0 +1,86 @@
+"""Facts and what supports them. A fact that could not be read is *missing* with a reason: never false, never zero."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Literal
+
+from pydantic import Field
+
+from optimizer.model.base import Frozen, Scalar, Value
+
+
+class Fact(Frozen):
+    """One observation. Same name with other labels = another observation. ``line`` counts from 1 within ``source``."""
+
+    name: str
+    value: Value
+    unit: str = ""
+    labels: dict[str, Scalar] = Field(default_factory=dict)
+    source: str = ""  # file name inside the bundle, or a key of the case
+    line: int | None = None
+    span: tuple[int, int] | None = None  # byte offsets in the source
+    bound: Literal["at_least", "at_most"] | None = None
+    range: tuple[float, float] | None = None
+    basis: str = "measured"
+    role: str = "server"
+
+
+class Missing(Frozen):
+    """A fact that nobody could read, and why."""
+
+    name: str
+    reason: str
+
+
+class Evidence(Frozen):
+    """All that was read from one launch or case."""
+
+    facts: tuple[Fact, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    unrecognised_lines: int = 0
+    unrecognised_examples: tuple[str, ...] = ()
+
+    @cached_property
+    def _index(self) -> dict[str, tuple[Fact, ...]]:
+        index: dict[str, list[Fact]] = {}
+        for fact in self.facts:
+            index.setdefault(fact.name, []).append(fact)
+        return {name: tuple(found) for name, found in index.items()}
+
+    def all(self, name: str) -> tuple[Fact, ...]:
+        return self._index.get(name, ())
+
+    def get(self, name: str, **labels: Scalar) -> Fact | None:
+        """The first observation of ``name`` whose labels include ``labels``; unlabelled observations come first when none are asked."""
+        found = [fact for fact in self.all(name) if all(fact.labels.get(key) == value for key, value in labels.items())]
+        return min(found, key=lambda fact: len(fact.labels), default=None)
+
+    def value(self, name: str, default: Value = None, **labels: Scalar) -> Value:
+        fact = self.get(name, **labels)
+        return default if fact is None else fact.value
+
+    def number(self, name: str, **labels: Scalar) -> float | None:
+        """The value as a float, or None when it is missing or not a number."""
+        value = self.value(name, **labels)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def merged(self, later: "Evidence") -> "Evidence":
+        """Both, where a later observation of the same name and labels replaces the earlier one."""
+        keep = {_identity(fact) for fact in later.facts}
+        facts = (*(fact for fact in self.facts if _identity(fact) not in keep), *later.facts)
+        names = {fact.name for fact in facts}
+        missing = {item.name: item for item in (*self.missing, *later.missing) if item.name not in names}
+        return Evidence(
+            facts=facts,
+            missing=tuple(missing.values()),
+            unrecognised_lines=self.unrecognised_lines + later.unrecognised_lines,
+            unrecognised_examples=(self.unrecognised_examples + later.unrecognised_examples)[:10],
+        )
+
+
+def _identity(fact: Fact) -> tuple[object, ...]:
+    return (fact.name, fact.role, *sorted((key, str(value)) for key, value in fact.labels.items()))
+
+
+def evidence(facts: Iterable[Fact], missing: Iterable[Missing] = ()) -> Evidence:
+    return Evidence(facts=tuple(facts), missing=tuple(missing))

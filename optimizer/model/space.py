@@ -1,0 +1,89 @@
+"""Search spaces, constraints and dead settings: what may be tried, what the engine forbids, what does nothing."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from optimizer.model.base import FiniteFloat, Frozen, Scalar, Value
+from optimizer.model.playbook import EngineName, Predicate
+
+Needs = Literal["none", "reload", "relaunch", "reboot"]
+
+
+class Param(Frozen):
+    """One dimension. ``flag`` lists spellings, newest first; the first that the box's --help offers is used. ``env`` = variable."""
+
+    name: str
+    flag: tuple[str, ...] = ()
+    env: str | None = None
+    type: Literal["int", "float", "bool", "choice"]
+    grid: tuple[Scalar, ...] = ()  # int/float: allowed values in order; choice: the choices
+    low: FiniteFloat | None = None
+    high: FiniteFloat | None = None
+    needs: Needs = "relaunch"
+    readback: tuple[str, ...] = ()  # paths in /server_info, tried in order; must match what was asked
+    when: Predicate | None = None  # the parameter exists only then (conditional space)
+    flips: tuple[str, ...] = ()  # start-up facts that this parameter is expected to change
+    lossy: bool = False
+    cost_launches: FiniteFloat = 1.0
+    note: str = ""
+
+
+class Space(Frozen):
+    """A named set of parameters, e.g. ``sglang/decode-graphs``."""
+
+    id: str
+    revision: int = 1
+    engine: EngineName
+    params: tuple[Param, ...]
+    requires: Predicate | None = None  # false -> the whole space is pointless here, with ``why_not``
+    why_not: str = ""
+    file: str = ""
+
+
+class DeadSetting(Frozen):
+    """A setting known to do nothing. ``params``/``env``/``env_prefix`` name it; ``when`` unknown never kills."""
+
+    engine: EngineName
+    params: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    env_prefix: str | None = None
+    kind: Literal["no_reader", "overwritten", "overridden", "bypassed"]
+    builds: str | None = None  # e.g. ">=0.4.6.post5,<=0.5.23"
+    when: Predicate | None = None
+    scope: Literal["all", "decode", "prefill"] = "all"
+    why: str
+    source: str
+    file: str = ""
+
+
+class Constraint(Frozen):
+    """A rule of the engine itself: what it refuses, rewrites or ignores."""
+
+    id: str
+    engine: EngineName
+    effect: Literal["start_error", "overridden", "silent"]
+    builds: str | None = None
+    when: Predicate
+    sets: dict[str, Value] = Field(default_factory=dict)  # for ``overridden``: what the server makes of it
+    why: str
+    source: str
+    file: str = ""
+
+
+class Refusal(Frozen):
+    """Why a setting is not launched. Journalled, and printed by ``why-not``."""
+
+    kind: Literal["unavailable", "dead", "infeasible", "lossy", "duplicate", "over_budget"]
+    params: dict[str, Value]
+    why: str
+    source: str = ""
+
+
+class Trial(Frozen):
+    """What a search may know of an earlier launch."""
+
+    params: dict[str, Value]
+    value: FiniteFloat | None  # target metric, higher is better; None when infeasible
+    infeasible: bool = False
+    note: str = ""
