@@ -19,6 +19,22 @@ class Arm(Frozen):
     entries: tuple[int, ...] = ()
 
 
+class JudgePolicy(Frozen):
+    """How much evidence a verdict needs. Every sd is a launch-to-launch sd of ln(metric), so 0.03 is about 3 %."""
+
+    rope: FiniteFloat = Field(default=0.01, gt=0)  # region of practical equivalence, as a ratio - 1; never widened by noise
+    prior_sd: FiniteFloat = Field(default=0.03, gt=0)
+    prior_weight: FiniteFloat = Field(default=2.0, gt=0)  # launches that the prior is worth
+    noise_floor: FiniteFloat = Field(default=0.0, ge=0)  # the pooled sd is never taken to be below this
+    thorough: bool = False  # a fifth look at 12 launches, no deferral
+    error: FiniteFloat = Field(default=0.05, gt=0, lt=0.5)
+    quick_exit_sd: FiniteFloat = Field(default=6.0, gt=0)
+    top_up_within_sd: FiniteFloat = Field(default=3.0, ge=0)
+    defer_below: FiniteFloat = Field(default=0.10, ge=0, lt=1)
+    drift_sd: FiniteFloat = Field(default=3.0, gt=0)
+    bayes_clip_db: FiniteFloat = Field(default=20.0, gt=0)
+
+
 class Noise(Frozen):
     """Pooled launch-to-launch sd of ln(metric): prior 3 % worth two launches, updated by every repeated setting."""
 

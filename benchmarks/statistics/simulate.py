@@ -1,0 +1,228 @@
+"""Simulated studies that are decided by the product's own judge, noise and drift code: one seeded random generator in,
+counts out. It prints nothing and knows no thresholds; tests/statistics binds them, run.py prints them."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from optimizer.core.judge import drifted, judge
+from optimizer.model.verdict import Arm, Judgement, JudgePolicy
+from optimizer.stats.interval import half_width, standard_error
+from optimizer.stats.noise import pooled_noise
+
+Draw = Callable[[random.Random], float]  # one launch's ln(metric) around zero
+
+
+def normal(sd: float) -> Draw:
+    return lambda rng: rng.gauss(0.0, sd)
+
+
+def heavy(sd: float) -> Draw:
+    """Student's t with three degrees of freedom, scaled to ``sd``."""
+
+    def draw(rng: random.Random) -> float:
+        chi_square = sum(rng.gauss(0, 1) ** 2 for _ in range(3))
+        return sd / math.sqrt(3) * rng.gauss(0, 1) / math.sqrt(chi_square / 3)
+
+    return draw
+
+
+def lottery(sd: float, share: float = 0.2, loss: float = 0.10) -> Draw:
+    """Every fifth spawn is 10 % slow, on top of normal noise."""
+    return lambda rng: rng.gauss(0.0, sd) + (math.log1p(-loss) if rng.random() < share else 0.0)
+
+
+def bimodal(sd: float, within: float = 0.03) -> Draw:
+    """Two equally likely speeds per spawn, in total ``sd``; ``within`` is the noise around each."""
+    half = math.sqrt(max(sd**2 - within**2, 0.0))
+    return lambda rng: rng.gauss(0.0, within) + (half if rng.random() < 0.5 else -half)
+
+
+@dataclass
+class Test:
+    """How one idea ended: its judgement, and what it cost beyond the first baseline pair."""
+
+    judgement: Judgement
+    launches: int
+    remeasured: int
+    effect: float
+
+
+@dataclass
+class Box:
+    """A baseline that is shared by the ideas tested on it."""
+
+    rng: random.Random
+    draw: Draw
+    policy: JudgePolicy
+    baseline: list[float] = field(default_factory=list)
+    other_arms: list[Arm] = field(default_factory=list)
+    baseline_shift: float = 0.0
+    false_drifts: int = 0
+
+    def measure_baseline(self) -> bool:
+        """One more launch of the baseline; true when it was taken for a drift and the comparator starts anew."""
+        value = self.draw(self.rng) + self.baseline_shift
+        if len(self.baseline) >= 2:
+            noise = pooled_noise([self.arm("baseline", self.baseline), *self.other_arms], self.policy)
+            if drifted(value, self.baseline, noise, self.policy):
+                self.baseline = [value]
+                self.false_drifts += 1
+                return True
+        self.baseline.append(value)
+        return False
+
+    @staticmethod
+    def arm(name: str, values: list[float]) -> Arm:
+        return Arm(fingerprint=name, ln_values=tuple(values))
+
+    def test(self, effect: float, prediction: tuple[float, float] | None, budget: int, name: str = "candidate") -> Test:
+        """Test one idea with true log ratio ``effect`` until its judgement is final."""
+        values, spent, remeasured = [self.draw(self.rng) + effect], 1, 0
+        while True:
+            candidate, comparator = self.arm(name, values), self.arm("baseline", self.baseline)
+            noise = pooled_noise([comparator, candidate, *self.other_arms], self.policy)
+            judgement = judge(candidate, comparator, noise, prediction, self.policy, budget - spent)
+            if judgement.final:
+                if len(values) > 1:
+                    self.other_arms.append(candidate)
+                return Test(judgement, spent, remeasured, effect)
+            spent += 1
+            if judgement.next_arm == "candidate":
+                values.append(self.draw(self.rng) + effect)
+            else:
+                remeasured += 1
+                self.measure_baseline()
+
+
+@dataclass
+class Cell:
+    """Many independent tests of one true effect."""
+
+    verdicts: Counter[str]
+    mean_launches: float
+    runs: int
+    covered: float
+    within_two: float  # share promoted within two launches after the baseline pair
+
+    def share(self, *verdicts: str) -> float:
+        return sum(self.verdicts[verdict] for verdict in verdicts) / self.runs
+
+    @property
+    def short(self) -> float:
+        """Judged short of its prediction: partial, below it, equivalent or harmful."""
+        return self.share("partial", "below_prediction", "no_useful_effect", "harmful")
+
+
+def many_tests(
+    ratio: float,
+    draw: Draw,
+    policy: JudgePolicy,
+    runs: int,
+    seed: int,
+    prediction: tuple[float, float] | None = (1.03, 1.30),
+    baselines: int = 2,
+    budget: int = 1000,
+) -> Cell:
+    """``runs`` fresh boxes, each testing one idea whose true ratio is ``ratio``."""
+    rng = random.Random(seed)
+    verdicts: Counter[str] = Counter()
+    launches, covered, quick = 0, 0, 0
+    for _ in range(runs):
+        box = Box(rng, draw, policy, [draw(rng) for _ in range(baselines)])
+        result = box.test(math.log(ratio), prediction, budget)
+        verdicts[result.judgement.verdict] += 1
+        launches += result.launches
+        covered += result.judgement.low <= ratio <= result.judgement.high
+        quick += result.judgement.verdict in ("supported", "partial") and result.launches <= 2
+    return Cell(verdicts, launches / runs, runs, covered / runs, quick / runs)
+
+
+@dataclass
+class Studies:
+    """Many A/A studies: no idea has an effect."""
+
+    promoted: float
+    false_drift: float
+    ideas: float
+    remeasured: float
+    met: float
+
+
+def aa_studies(
+    draw: Draw,
+    policy: JudgePolicy,
+    runs: int,
+    seed: int,
+    launches: int = 20,
+    prediction: tuple[float, float] = (1.03, 1.30),
+    target_above: float | None = None,
+) -> Studies:
+    """Studies of ``launches`` launches, the baseline pair and a reserved confirmation included.
+
+    ``target_above``: the target's log distance above the truth; *met* = a promotion's fresh confirmation reaches it."""
+    rng = random.Random(seed)
+    promoted = drifts = ideas = remeasured = met = 0
+    for _ in range(runs):
+        box = Box(rng, draw, policy, [draw(rng), draw(rng)])
+        left = launches - 2
+        if abs(box.baseline[0] - box.baseline[1]) > 3 * policy.prior_sd * math.sqrt(2):
+            box.baseline.append(draw(rng))  # E2
+            left -= 1
+        number = 0
+        while left > 1:
+            result = box.test(0.0, prediction, left - 1, f"idea{number}")
+            number += 1
+            left -= result.launches
+            remeasured += result.remeasured
+            if result.judgement.verdict in ("supported", "partial"):
+                promoted += 1
+                met += target_above is not None and draw(rng) >= target_above
+                break
+        ideas += number
+        drifts += box.false_drifts > 0
+    return Studies(promoted / runs, drifts / runs, ideas / runs, remeasured / runs, met / runs)
+
+
+def quick_exits(draw: Draw, policy: JudgePolicy, runs: int, seed: int) -> float:
+    """Share of ideas without effect that the very first launch promotes."""
+    rng = random.Random(seed)
+    wrong = 0
+    for _ in range(runs):
+        comparator = Box.arm("baseline", [draw(rng), draw(rng)])
+        candidate = Box.arm("candidate", [draw(rng)])
+        noise = pooled_noise([comparator], policy)
+        if abs(candidate.ln_values[0] - sum(comparator.ln_values) / 2) <= policy.quick_exit_sd * noise.sd:
+            continue
+        wrong += judge(candidate, comparator, noise, (1.03, 1.30), policy, 100).verdict in ("supported", "partial")
+    return wrong / runs
+
+
+def drift_detections(shift_sd: float, sd: float, policy: JudgePolicy, runs: int, seed: int, others: int = 2) -> float:
+    """Share of shifts of ``shift_sd`` true sd that the first re-measurement sees."""
+    rng = random.Random(seed)
+    seen = 0
+    for _ in range(runs):
+        values = [rng.gauss(0, sd) for _ in range(others)]
+        noise = pooled_noise([Box.arm("baseline", values)], policy)
+        seen += drifted(rng.gauss(-shift_sd * sd, sd), values, noise, policy)
+    return seen / runs
+
+
+def coverage(
+    draw: Draw, policy: JudgePolicy, runs: int, seed: int, n_candidate: int, n_baseline: int, extra: int = 0
+) -> float:
+    """Share of 95 % intervals that contain the truth (no effect); ``extra`` arms of two launches are pooled as well."""
+    rng = random.Random(seed)
+    hit = 0
+    for _ in range(runs):
+        baseline = [draw(rng) for _ in range(n_baseline)]
+        candidate = [draw(rng) for _ in range(n_candidate)]
+        pairs = [Box.arm(f"pair{i}", [draw(rng), draw(rng)]) for i in range(extra)]
+        noise = pooled_noise([Box.arm("b", baseline), Box.arm("c", candidate), *pairs], policy)
+        d = sum(candidate) / n_candidate - sum(baseline) / n_baseline
+        half = half_width(0.95, noise.degrees_of_freedom, standard_error(noise.sd, n_candidate, n_baseline))
+        hit += abs(d) <= half
+    return hit / runs
