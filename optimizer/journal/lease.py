@@ -1,0 +1,81 @@
+"""Who may write a journal: which process holds the lease, and whether that process still exists. Judges by boot id, PID
+and the PID's start time, never by a clock; never touches the database."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from optimizer.model.base import Frozen
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Holder(Frozen):
+    """The process that took a lease. ``released`` is true once it closed the journal in an orderly way."""
+
+    epoch: int
+    host: str
+    pid: int
+    pid_start: str
+    boot_id: str
+    at_utc: str
+    released: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the holder may still write: not released, same boot, and the PID is the process that took the lease."""
+        if self.released or self.boot_id != boot_id():
+            return False
+        return process_start(self.pid) == self.pid_start
+
+    @property
+    def is_this_process(self) -> bool:
+        return self.pid == os.getpid() and self.alive
+
+    @property
+    def why_stale(self) -> str:
+        """Why the lease could be taken over, for the record."""
+        if self.released:
+            return "released"
+        return "rebooted" if self.boot_id != boot_id() else "process gone"
+
+
+def this_process(epoch: int, at_utc: str) -> Holder:
+    """The lease that the calling process would hold."""
+    pid = os.getpid()
+    return Holder(
+        epoch=epoch,
+        host=socket.gethostname(),
+        pid=pid,
+        pid_start=process_start(pid) or "",
+        boot_id=boot_id(),
+        at_utc=at_utc,
+    )
+
+
+def boot_id() -> str:
+    """Identifies this boot of this machine."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except FileNotFoundError:  # not Linux
+        return _ask("sysctl", "-n", "kern.boottime")
+
+
+def process_start(pid: int) -> str | None:
+    """When the process started, in the kernel's own spelling; None if there is no such process or it is a zombie.
+
+    A zombie counts as gone: it will never run again, and its parent may take hours to reap it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        if _BOOT_ID.exists():
+            return None
+        return _ask("ps", "-o", "lstart=", "-p", str(pid)) or None
+    # The command name stands in parentheses and may hold anything, parentheses included.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def _ask(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
