@@ -1,0 +1,370 @@
+"""Answers the ``when:`` trees of knowledge files in three values: true, false, or unknown (None).
+
+Pure and total: whatever a fact holds, the answer is one of the three and nothing is raised. What nobody observed is
+unknown, never false. It checks the shape of a tree as well (``problems``), so that a file that could only ever answer
+unknown is refused when it is loaded."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from optimizer.model.base import Scalar, Value
+from optimizer.model.evidence import Evidence, Fact
+from optimizer.model.playbook import Predicate
+
+OPERANDS = ("fact", "setting", "box")
+OPERATORS = ("gt", "ge", "lt", "le", "eq", "ne", "in", "contains", "between", "present", "last_lt")
+_ORDERED = ("gt", "ge", "lt", "le")
+
+
+class View(Protocol):
+    """What a predicate may look at. A setting or box value that is absent is unknown; None means "not given"."""
+
+    @property
+    def facts(self) -> Evidence: ...
+
+    @property
+    def settings(self) -> Mapping[str, Value]: ...
+
+    @property
+    def box(self) -> Mapping[str, Value]: ...
+
+
+@dataclass(frozen=True)
+class Look:
+    """The simplest View: facts of one launch, its effective settings, and what is known of the box."""
+
+    facts: Evidence
+    settings: Mapping[str, Value]
+    box: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The three-valued answer and the observations that it rests on (empty when unknown)."""
+
+    value: bool | None
+    facts: tuple[Fact, ...] = ()
+
+
+def evaluate(when: Predicate, view: View) -> bool | None:
+    """True, false, or None when what the tree asks for was not observed."""
+    return explain(when, view).value
+
+
+def explain(when: Predicate, view: View) -> Answer:
+    """``evaluate`` with the observations that decided it."""
+    if not isinstance(when, Mapping):
+        return Answer(None)
+    if "all" in when or "any" in when:
+        return _joined([explain(part, view) for part in _list(when.get("all", when.get("any")))], "any" in when)
+    if "not" in when:
+        inner = explain(when["not"], view)
+        return inner if inner.value is None else Answer(not inner.value, inner.facts)
+    return _compare(when, view)
+
+
+def _joined(parts: list[Answer], decisive: bool) -> Answer:
+    """``any`` when ``decisive`` is true, ``all`` when it is false: one decisive part settles it."""
+    settled = [part for part in parts if part.value is decisive]
+    if settled:
+        return Answer(decisive, settled[0].facts)
+    if not parts or any(part.value is None for part in parts):
+        return Answer(None)
+    return Answer(not decisive, tuple(fact for part in parts for fact in part.facts))
+
+
+def _compare(when: Mapping[str, Any], view: View) -> Answer:
+    operator = next((name for name in OPERATORS if name in when), None)
+    if operator is None:
+        return Answer(None)
+    observations = list(_observed(when, view))
+    if operator == "present":
+        return _present(when, view, observations)
+    answers: list[tuple[bool | None, tuple[Fact, ...]]] = []
+    for value, fact in observations:
+        right, other = _right(when[operator], view, fact)
+        used = tuple(item for item in (fact, other) if item is not None)
+        answers.append((_answer(operator, _Operand(value, _bound(fact)), right), used))
+    # Several observations of one name differ in their labels; the rule holds if it holds for one of them.
+    if held := next((used for value, used in answers if value is True), None):
+        return Answer(True, held)
+    if any(value is True for value, _ in answers):
+        return Answer(True)
+    if not answers or any(value is None for value, _ in answers):
+        return Answer(None)
+    return Answer(False, tuple(dict.fromkeys(fact for _, used in answers for fact in used)))
+
+
+def _present(when: Mapping[str, Any], view: View, observations: list[tuple[Value, Fact | None]]) -> Answer:
+    """Whether a setting was given is known once the settings are; an unobserved fact stays unknown."""
+    wanted = when["present"] is not False
+    if "setting" in when and when["setting"] in view.settings:
+        return Answer((view.settings[when["setting"]] is not None) is wanted)
+    if not observations:
+        return Answer(None)
+    return Answer(wanted, tuple(fact for _, fact in observations if fact is not None)[:1])
+
+
+@dataclass(frozen=True)
+class _Operand:
+    value: Any
+    bound: str | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """[low, high] of what the number can be: a bounded observation is known from one side only."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            return None
+        number = float(self.value) if abs(self.value) < 1e300 else math.copysign(1e300, self.value)
+        if math.isnan(number):
+            return None
+        low = -math.inf if self.bound == "at_most" else number
+        high = math.inf if self.bound == "at_least" else number
+        return low, high
+
+
+def _observed(operand: Mapping[str, Any], view: View) -> Iterator[tuple[Value, Fact | None]]:
+    """All values that an operand has: one per matching observation of a fact, at most one of a setting or box value."""
+    if "fact" in operand:
+        labels = operand.get("labels") or {}
+        for fact in view.facts.all(str(operand["fact"])):
+            if all(_same(fact.labels.get(key), wanted) for key, wanted in labels.items()):
+                yield fact.value, fact
+    for source, mapping in (("setting", view.settings), ("box", view.box)):
+        if source in operand and operand[source] in mapping:
+            yield mapping[operand[source]], None
+
+
+def _right(operand: Any, view: View, left: Fact | None) -> tuple[_Operand, Fact | None]:
+    """A literal, or another value (times, plus); of several observations the one that shares the left's labels."""
+    if not isinstance(operand, Mapping):
+        return _Operand(operand), None
+    candidates = list(_observed(operand, view))
+    if not candidates:
+        return _Operand(None), None
+    shared = dict(left.labels) if left is not None else {}
+    value, fact = min(candidates, key=lambda found: _distance(found[1], shared))
+    times, plus = operand.get("times", 1), operand.get("plus", 0)
+    if times != 1 or plus != 0:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return _Operand(None), None
+        value = value * times + plus
+    return _Operand(value, _bound(fact)), fact
+
+
+def _distance(fact: Fact | None, labels: Mapping[str, Scalar]) -> tuple[int, int]:
+    if fact is None:
+        return (0, 0)
+    same = sum(1 for key, value in fact.labels.items() if labels.get(key) == value)
+    return (-same, len(fact.labels))
+
+
+def _answer(operator: str, left: _Operand, right: _Operand) -> bool | None:
+    if operator in _ORDERED:
+        return _ordered(operator, left, right)
+    if operator == "between":
+        bounds = right.value
+        if not isinstance(bounds, list) or len(bounds) != 2:
+            return None
+        low, high = _ordered("ge", left, _Operand(bounds[0])), _ordered("le", left, _Operand(bounds[1]))
+        return False if False in (low, high) else None if None in (low, high) else True
+    if operator in ("eq", "ne"):
+        equal = _equal(left, right)
+        return equal if operator == "eq" or equal is None else not equal
+    if operator == "in":
+        return _any(_equal(left, _Operand(option)) for option in _list(right.value)) if right.value else None
+    if operator == "contains":
+        return _contains(left.value, right.value)
+    if operator == "last_lt":
+        last = left.value[-1] if isinstance(left.value, list) and left.value else None
+        return _ordered("lt", _Operand(last), right)
+    return None
+
+
+_DECIDED: Mapping[str, Callable[[float, float, float, float], tuple[bool, bool]]] = {
+    # (surely true, surely false) for left in [a, b] and right in [c, d]
+    "gt": lambda a, b, c, d: (a > d, b <= c),
+    "ge": lambda a, b, c, d: (a >= d, b < c),
+    "lt": lambda a, b, c, d: (b < c, a >= d),
+    "le": lambda a, b, c, d: (b <= c, a > d),
+}
+
+
+def _ordered(operator: str, left: _Operand, right: _Operand) -> bool | None:
+    first, second = left.interval, right.interval
+    if first is None or second is None:
+        return None
+    surely, never = _DECIDED[operator](*first, *second)
+    return True if surely else False if never else None
+
+
+def _equal(left: _Operand, right: _Operand) -> bool | None:
+    first, second = left.interval, right.interval
+    if first is not None and second is not None:
+        if first[0] == first[1] == second[0] == second[1]:
+            return True
+        return None if first[0] <= second[1] and second[0] <= first[1] else False
+    if left.value is None or right.value is None:
+        return left.value is right.value if right.value is None else None
+    return _same(left.value, right.value) if _kind(left.value) == _kind(right.value) else None
+
+
+def _contains(value: Any, wanted: Any) -> bool | None:
+    """One entry of a list equals ``wanted``, or contains it as text (``NCCL_PROTO=LL`` contains ``NCCL_PROTO``)."""
+    if not isinstance(value, list) or wanted is None:
+        return None
+    if isinstance(wanted, str):
+        return any(isinstance(entry, str) and wanted in entry for entry in value)
+    return any(_same(entry, wanted) for entry in value)
+
+
+def _any(answers: Iterator[bool | None]) -> bool | None:
+    found = list(answers)
+    return True if True in found else None if None in found else False
+
+
+def _same(left: Any, right: Any) -> bool:
+    return _kind(left) == _kind(right) and bool(left == right)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    return "number" if isinstance(value, int | float) else type(value).__name__
+
+
+def _bound(fact: Fact | None) -> str | None:
+    return fact.bound if fact is not None else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+# --- the shape of a tree -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One value that a tree looks at: ``kind`` is fact, setting or box; ``path`` leads to it inside the tree."""
+
+    kind: str
+    name: str
+    labels: Mapping[str, Scalar]
+    path: tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One comparison with a literal on the right, for checks against the vocabulary."""
+
+    left: Operand
+    operator: str
+    right: Any
+    path: tuple[str | int, ...]
+
+
+Problem = tuple[tuple[str | int, ...], str]
+
+
+def problems(when: Any) -> tuple[Problem, ...]:
+    """(path inside the tree, what is wrong) for everything that could never be evaluated."""
+    return tuple(_problems(when, ()))
+
+
+def _problems(when: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
+    if not isinstance(when, Mapping):
+        yield path, "a condition must be a mapping such as {fact: NAME, ge: 1}"
+        return
+    joins = [key for key in ("all", "any", "not") if key in when]
+    if joins:
+        key = joins[0]
+        if len(when) > 1:
+            yield path, f"{key} must stand alone, found also {', '.join(sorted(set(when) - {key}))}"
+        elif key == "not":
+            yield from _problems(when["not"], (*path, "not"))
+        elif not isinstance(when[key], list) or not when[key]:
+            yield (*path, key), f"{key} needs a list of at least one condition"
+        else:
+            for index, part in enumerate(when[key]):
+                yield from _problems(part, (*path, key, index))
+        return
+    yield from _operand_problems(when, path, extra=OPERATORS)
+    operators = [name for name in OPERATORS if name in when]
+    if len(operators) != 1:
+        yield path, f"exactly one of {', '.join(OPERATORS)} is needed, found {', '.join(operators) or 'none'}"
+        return
+    yield from _right_problems(operators[0], when[operators[0]], (*path, operators[0]))
+
+
+def _operand_problems(
+    value: Mapping[str, Any], path: tuple[str | int, ...], extra: tuple[str, ...]
+) -> Iterator[Problem]:
+    kinds = [name for name in OPERANDS if name in value]
+    if len(kinds) != 1:
+        yield path, f"exactly one of {', '.join(OPERANDS)} is needed, found {', '.join(kinds) or 'none'}"
+    elif not isinstance(value[kinds[0]], str):
+        yield (*path, kinds[0]), "a name must be a text"
+    for key in sorted(set(value) - set(kinds) - set(extra) - {"labels"}):
+        yield (*path, key), f"{key} is not understood in a condition"
+    if "labels" in value:
+        labels = value["labels"]
+        if "fact" not in value:
+            yield (*path, "labels"), "only facts have labels"
+        if not isinstance(labels, Mapping) or any(isinstance(item, list | dict) for item in labels.values()):
+            yield (*path, "labels"), "labels must be a mapping of label to one value"
+
+
+def _right_problems(operator: str, right: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
+    if operator == "present":
+        if not isinstance(right, bool):
+            yield path, "present must be true or false"
+    elif operator == "in":
+        if not isinstance(right, list) or not right:
+            yield path, "in needs a list of at least one value"
+    elif operator == "between":
+        numbers = isinstance(right, list) and len(right) == 2 and all(_kind(item) == "number" for item in right)
+        if not numbers or right[0] > right[1]:
+            yield path, "between needs [low, high] in this order"
+    elif isinstance(right, Mapping):
+        yield from _operand_problems(right, path, extra=("times", "plus"))
+        for key in ("times", "plus"):
+            if key in right and _kind(right[key]) != "number":
+                yield (*path, key), f"{key} must be a number"
+    elif operator in (*_ORDERED, "last_lt") and _kind(right) != "number":
+        yield path, f"{operator} compares numbers, found {right!r}"
+    elif isinstance(right, list):
+        yield path, f"{operator} takes one value; use in or between for several"
+
+
+def operands(when: Any, path: tuple[str | int, ...] = ()) -> Iterator[Operand]:
+    """Every fact, setting and box value that a well-formed tree names, on both sides of its comparisons."""
+    if isinstance(when, Mapping):
+        for kind in OPERANDS:
+            if isinstance(when.get(kind), str):
+                labels = when.get("labels")
+                yield Operand(kind, when[kind], labels if isinstance(labels, Mapping) else {}, path)
+        for key, value in when.items():
+            if key != "labels":
+                yield from operands(value, (*path, key))
+    elif isinstance(when, list):
+        for index, value in enumerate(when):
+            yield from operands(value, (*path, index))
+
+
+def comparisons(when: Any, path: tuple[str | int, ...] = ()) -> Iterator[Comparison]:
+    """Every comparison of a well-formed tree whose right side is a literal."""
+    if not isinstance(when, Mapping):
+        return
+    for key in ("all", "any"):
+        for index, part in enumerate(_list(when.get(key))):
+            yield from comparisons(part, (*path, key, index))
+    if "not" in when:
+        yield from comparisons(when["not"], (*path, "not"))
+    for operator in OPERATORS:
+        if operator in when and not isinstance(when[operator], Mapping):
+            left = next(operands({key: value for key, value in when.items() if key in (*OPERANDS, "labels")}), None)
+            if left is not None:
+                yield Comparison(left, operator, when[operator], (*path, operator))

@@ -1,0 +1,152 @@
+"""All knowledge of one run: playbooks, spaces, dead settings, constraints, hardware and the fact vocabulary, together
+with the very texts they were read from, so that a study pins what it decided with. Reads nothing after loading; the
+same texts give the same library.
+
+File formats (strict YAML, see ``load.py``; the first key tells the kind; each record maps one to one onto the fields of
+its type; ``source`` is required throughout; words like "on", "off", "no" must be quoted, 4.8e12 is a number):
+
+``playbooks/**.yaml``
+    ``playbook: ID``, then the fields of ``model.playbook.Playbook`` (``actions`` is a list; each action names its
+    ``kind``: set, space or hand_over)::
+
+        playbook: cuda-graph-disabled
+        family: config
+        claim: ...
+        prior_db: -10
+        addresses: eager
+        evidence:
+          - {id: flag, group: mode, if_true_db: 14, if_false_db: -6, when: {fact: graphs.disable_flag, eq: true}}
+        predicts: {metric: output_tokens_per_s, ratio: [1.2, 5.0]}
+        actions:
+          - {kind: set, engine: sglang, params: {disable_cuda_graph: null}}
+          - {kind: space, engine: sglang, space: sglang/decode-graphs, only: [cuda_graph_max_bs],
+             try_first: [{cuda_graph_max_bs: {grid_above: graphs.required_size}}]}
+        source: https://...
+``playbooks/facts.yaml``
+    ``version``, ``conventions``, ``units``, ``collectors``, ``labels``, ``warning_codes``, ``tests``, ``probes`` and
+    ``facts: [fields of knowledge.facts.FactSpec]``.
+``playbooks/hardware.yaml``
+    ``hardware: gpus``, ``revision: 1``, ``gpus: [fields of model.ceiling.HardwareSpec]``.
+``playbooks/ENGINE/dead.yaml``
+    ``dead: ENGINE`` (any, sglang, vllm, llamacpp), ``revision: 1``, ``settings: [fields of model.space.DeadSetting]``
+    without ``engine`` and ``file``.
+``playbooks/ENGINE/constraints.yaml``
+    ``constraints: ENGINE``, ``revision: 1``, ``rules: [fields of model.space.Constraint]`` without ``engine`` and
+    ``file``.
+``search_spaces/**.yaml``
+    ``space: ENGINE/NAME``, ``revision``, ``engine``, ``requires``, ``why_not`` and
+    ``params: {NAME: fields of model.space.Param without name}`` (flags in snake_case, variables as ``env.NAME``).
+
+Conditions (``when``, ``requires``)::
+
+    {all: [...]}  {any: [...]}  {not: ...}
+    {fact: NAME, labels: {...}, OP: RIGHT}  {setting: NAME, OP: RIGHT}  {box: NAME, OP: RIGHT}
+
+OP is one of gt ge lt le eq ne in contains between present last_lt; RIGHT is a literal, or {fact|setting|box: NAME,
+times: k, plus: n} for the single-valued ones. Missing means unknown; a setting that was not given equals null."""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from optimizer.errors import KnowledgeError
+from optimizer.knowledge import playbook as schemas
+from optimizer.knowledge.facts import Vocabulary
+from optimizer.knowledge.load import KnowledgeRoots, LoadedDocument, load_yaml, read_files
+from optimizer.model.base import Frozen
+from optimizer.model.canonical import digest
+from optimizer.model.ceiling import HardwareSpec
+from optimizer.model.playbook import Playbook
+from optimizer.model.space import Constraint, DeadSetting, Space
+
+_KINDS = ("playbook", "space", "dead", "constraints", "hardware", "facts")
+
+
+class Library(Frozen):
+    """What was loaded, in the order of the file names. ``files`` maps path below the root -> text."""
+
+    playbooks: tuple[Playbook, ...] = ()
+    spaces: tuple[Space, ...] = ()
+    dead: tuple[DeadSetting, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    hardware: tuple[HardwareSpec, ...] = ()
+    vocabulary: Vocabulary = Vocabulary(version=0, facts=())
+    files: Mapping[str, str] = {}
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over names and texts: two libraries with one digest decide alike."""
+        return digest(dict(self.files))
+
+    @cached_property
+    def by_id(self) -> dict[str, Playbook]:
+        return {book.id: book for book in self.playbooks}
+
+    @cached_property
+    def space_by_id(self) -> dict[str, Space]:
+        return {space.id: space for space in self.spaces}
+
+    def dead_for(self, engine: str) -> tuple[DeadSetting, ...]:
+        return tuple(item for item in self.dead if item.engine in ("any", engine))
+
+    def constraints_for(self, engine: str) -> tuple[Constraint, ...]:
+        return tuple(item for item in self.constraints if item.engine in ("any", engine))
+
+
+def load_library(roots: KnowledgeRoots) -> Library:
+    """Read and parse every file below the two folders. Raises KnowledgeError at the first one that is wrong."""
+    return library_from_files(read_files(roots))
+
+
+def library_from_files(files: Mapping[str, str]) -> Library:
+    """The library that these texts describe, as pinned in a journal: same texts, same library, byte for byte."""
+    return build_library({name: load_yaml(files[name], name) for name in sorted(files)}, files)
+
+
+def build_library(documents: Mapping[str, LoadedDocument], files: Mapping[str, str]) -> Library:
+    """Turn loaded documents into domain types and refuse what may exist only once."""
+    found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
+    for name in sorted(documents):
+        kind, records = parse_document(documents[name])
+        found[kind].extend(records)
+    _unique(documents, found["playbook"], "playbook")
+    _unique(documents, found["space"], "space")
+    if len(found["facts"]) > 1:
+        raise KnowledgeError("playbooks: more than one file holds the fact vocabulary.", hint="Keep one facts.yaml.")
+    return Library(
+        playbooks=tuple(found["playbook"]),
+        spaces=tuple(found["space"]),
+        dead=tuple(found["dead"]),
+        constraints=tuple(found["constraints"]),
+        hardware=tuple(found["hardware"]),
+        vocabulary=found["facts"][0] if found["facts"] else Vocabulary(version=0, facts=()),
+        files=dict(sorted(files.items())),
+    )
+
+
+def parse_document(document: LoadedDocument) -> tuple[str, tuple[Any, ...]]:
+    """(kind, records) of one file. The kind is told by the one top-level key that names it."""
+    kinds = [kind for kind in _KINDS if kind in document.data]
+    if len(kinds) != 1:
+        raise document.error(
+            f"the kind of the file is unclear: exactly one of {', '.join(_KINDS)} must be a key of it",
+            hint="The formats are described in optimizer/knowledge/library.py.",
+        )
+    parse: Mapping[str, Callable[[LoadedDocument], Any]] = {
+        "playbook": lambda loaded: (schemas.playbook(loaded),),
+        "space": lambda loaded: (schemas.space(loaded),),
+        "dead": schemas.dead_settings,
+        "constraints": schemas.constraints,
+        "hardware": schemas.hardware,
+        "facts": lambda loaded: (schemas.vocabulary(loaded),),
+    }
+    return kinds[0], tuple(parse[kinds[0]](document))
+
+
+def _unique(documents: Mapping[str, LoadedDocument], records: list[Any], kind: str) -> None:
+    first: dict[str, str] = {}
+    for record in records:
+        if record.id in first:
+            message = f"the {kind} {record.id} is already defined in {first[record.id]}"
+            raise documents[record.file].error(message, (kind,))
+        first[record.id] = record.file
