@@ -7,8 +7,9 @@ from pydantic import Field
 from optimizer.model.base import FiniteFloat, Frozen
 
 Verdict = Literal[
-    "supported", "partial", "harmful", "no_useful_effect", "below_prediction", "unresolved", "deferred", "infeasible", "invalid"
-]
+    "supported", "partial", "harmful", "no_useful_effect", "below_prediction", "unresolved", "deferred", "infeasible",
+    "invalid",
+]  # fmt: skip
 
 
 class Arm(Frozen):
@@ -22,7 +23,7 @@ class Arm(Frozen):
 class JudgePolicy(Frozen):
     """How much evidence a verdict needs. Every sd is a launch-to-launch sd of ln(metric), so 0.03 is about 3 %."""
 
-    rope: FiniteFloat = Field(default=0.01, gt=0)  # region of practical equivalence, as a ratio - 1; never widened by noise
+    rope: FiniteFloat = Field(default=0.01, gt=0)  # region of practical equivalence, ratio - 1; never widened by noise
     prior_sd: FiniteFloat = Field(default=0.03, gt=0)
     prior_weight: FiniteFloat = Field(default=2.0, gt=0)  # launches that the prior is worth
     noise_floor: FiniteFloat = Field(default=0.0, ge=0)  # the pooled sd is never taken to be below this
@@ -44,7 +45,7 @@ class Noise(Frozen):
 
 
 class Judgement(Frozen):
-    """Ratio candidate / comparator (> 1 is better, latencies are inverted before), with its interval at the look's confidence."""
+    """Ratio candidate / comparator (> 1 is better, latencies are inverted before), with its interval at ``confidence``."""
 
     verdict: Verdict
     final: bool  # false: another look is worth its launch
