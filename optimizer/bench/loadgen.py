@@ -1,0 +1,1051 @@
+#!/usr/bin/env python3
+"""The load generator: one stdlib-only file (Python 3.8 or later, uvloop when it can be imported) that offers a streaming load and
+reports what came back. A job comes in on stdin as one JSON object, progress and results go out on stdout as JSON lines. It decides
+when the warm-up is over (no gap may open between warm-up and window), stamps every chunk on a monotonic clock and never parses a
+chunk as JSON while it streams. It judges nothing: what makes a result invalid is said by ``run.py``, which reads these lines.
+
+Times inside are seconds of this machine's monotonic clock. A simulated server may run ``time_scale`` times faster than real time:
+waits given in server seconds are divided by it, and every time that leaves this file is multiplied by it, so that all output is in
+server seconds. Three exceptions say so in their names: ``cpu_share``, ``lag_*_real_ms`` and ``clock_step_real_s``.
+"""
+
+import asyncio
+import json
+import math
+import os
+import random
+import re
+import signal
+import socket
+import ssl
+import sys
+import time
+import urllib.parse
+
+VERSION = 1
+MAX_HEAD_BYTES = 65536
+MAX_EVENT_BYTES = 8 << 20
+SUB_WINDOWS = 20
+ITL_STEP = 1.02  # bins of the inter-chunk histogram grow by 2 %: a percentile read from it is within 1 %
+TICK_S = 0.02
+
+# ---------------------------------------------------------------------------------------------------------------- prompts
+
+# Ordinary words that common BPE vocabularies hold as one token when a space precedes them.
+WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand part place "
+    "case week company system program question work government number night point home water room mother area money story fact "
+    "month lot right study book eye job word business issue side kind head house service friend father power hour game line end "
+    "member law car city community name president team minute idea body information back parent face others level office door "
+    "health person art war history party result change morning reason research girl guy moment air teacher force education foot "
+    "boy age policy music market sense nation plan college interest death experience effect use class control field development "
+    "role effort rate heart drug show leader light voice wife police mind price report decision son view relationship town road "
+    "arm difference value building action season society tax director position player record paper space ground form event matter "
+    "center couple site project activity star table need court oil situation cost industry figure street image phone data picture "
+    "practice piece land product doctor wall patient worker news test movie north love support technology step baby computer type "
+    "attention film tree source hair window culture chance energy period course summer plant opportunity term letter condition "
+    "choice rule south husband floor campaign material population call economy hospital church risk fire future bank west sport "
+    "board subject officer rest behavior performance fight top goal second bed order author blood agency nature color store sound "
+    "movement page race concern series language response animal factor decade article east artist scene stock career treatment "
+    "approach size dog fund media sign thought list individual quality pressure answer resource meeting disease success cup "
+    "amount ability staff character growth loss degree attack region television box training trade deal election feeling "
+    "standard bill message analysis benefit sex lawyer section glass skill sister professor operation crime stage authority"
+).split()
+# The ASCII test models hold pairs of lower-case letters as one token; capitals, digits and the space are one token each.
+ASCII = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
+HEAD_TOKENS = 24
+
+
+class Prompts:
+    """Unique prompts of about ``prompt_tokens`` tokens, made from seeds alone.
+
+    shared prefix (same for all, differs by salt) + unique head (differs by seed, salt and index) + body (differs by seed and index
+    only). The salt names the launch, so nothing that an earlier run left in a cache matches; bodies are equal in every arm.
+    """
+
+    def __init__(self, seed, salt, vocabulary, prompt_tokens, shared_prefix_tokens=0):
+        self.seed, self.salt = str(seed), str(salt)
+        self.words = WORDS if vocabulary == "words" else ASCII
+        self.joint = " " if vocabulary == "words" else ""
+        shared = min(shared_prefix_tokens, prompt_tokens)
+        self.shared = self._draw("shared/%s/%s" % (self.seed, self.salt), shared)
+        own = prompt_tokens - shared
+        self.head_tokens = min(HEAD_TOKENS, own)
+        self.body_tokens = own - self.head_tokens
+        self.pool = []
+        if self.body_tokens:
+            self.pool = self._draw("pool/%s" % self.seed, max(8192, 4 * self.body_tokens))
+
+    def _draw(self, seed, count):
+        return random.Random(seed).choices(self.words, k=count)
+
+    def text(self, index):
+        """The prompt of request ``index``."""
+        head = self._draw("head/%s/%s/%d" % (self.seed, self.salt, index), self.head_tokens)
+        body = []
+        if self.body_tokens:
+            start = int(random.Random("body/%s/%d" % (self.seed, index)).random() * (len(self.pool) - self.body_tokens))
+            body = self.pool[start : start + self.body_tokens]
+        return self.joint.join(self.shared + head + body)
+
+
+# ---------------------------------------------------------------------------------------------------------- steady state
+
+# Two-sided 95 % quantiles of Student's t for the degrees of freedom that the detector uses (8 = 10 windows, 18 = 20).
+T_95 = {8: 2.306, 18: 2.101}
+STEADY_WINDOWS, LEVEL_WINDOWS = 10, 20
+STEADY_COV, STEADY_CHANGE, LEVEL_CHANGE = 0.02, 0.01, 0.10
+
+
+def trend(series):
+    """(relative change over the series by least squares, its standard error, coefficient of variation); the mean must be positive."""
+    n = len(series)
+    mean = math.fsum(series) / n
+    middle = (n - 1) / 2.0
+    sxx = n * (n * n - 1) / 12.0
+    slope = math.fsum((i - middle) * y for i, y in enumerate(series)) / sxx
+    spread = math.fsum((y - mean) ** 2 for y in series)
+    left = max(0.0, spread - slope * slope * sxx)
+    error = math.sqrt(left / (n - 2) / sxx)
+    return slope * (n - 1) / mean, error * (n - 1) / mean, math.sqrt(spread / (n - 1)) / mean
+
+
+def steadiness(series):
+    """'steady', 'level' or '' for a series of rates in equal windows. The same rule as ``optimizer.stats.steady``; a test compares them.
+
+    steady: the last 10 windows vary by less than 2 % and have no slope. level: they vary more, but the last 20 windows show that
+    the rate did not change by more than 10 % over their span (the whole 95 % interval of the fitted change lies inside).
+    """
+    last = series[-STEADY_WINDOWS:]
+    if len(last) == STEADY_WINDOWS and math.fsum(last) > 0:
+        change, error, cov = trend(last)
+        if cov < STEADY_COV and (abs(change) <= STEADY_CHANGE or abs(change) <= T_95[STEADY_WINDOWS - 2] * error):
+            return "steady"
+    last = series[-LEVEL_WINDOWS:]
+    if len(last) == LEVEL_WINDOWS and math.fsum(last) > 0:
+        change, error, _ = trend(last)
+        if abs(change) + T_95[LEVEL_WINDOWS - 2] * error <= LEVEL_CHANGE:
+            return "level"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------- HTTP and SSE
+
+HEAD, CHUNKED, LENGTH, UNTIL_CLOSE, TRAILERS = range(5)
+# A text that is not empty; this is what counts as the arrival of a token.
+TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)":\s*"(?!")')
+HEX = re.compile(rb"[0-9a-fA-F]{1,15}[ \t]*(?:;.*)?")
+
+
+class Dialect:
+    """How a non-empty and an empty text look in this run's events, byte for byte; lets whole reads be counted in C."""
+
+    def __init__(self, api):
+        name = b"content" if api == "chat" else b"text"
+        self.some = b'"' + name + b'":"'
+        self.none = self.some + b'"'
+        self.spaced = b'"' + name + b'": "'
+        self.done_required = True
+        self.sizes = {}  # chunk-size lines seen, to their value
+        self.texts = 0  # events with text so far, of all responses: what the steady-state detector looks at
+
+    def learn(self, event):
+        """The server writes a space behind colons (plain ``json.dumps``)."""
+        if self.some not in event and self.spaced in event:
+            self.some, self.none = self.spaced, self.spaced + b'"'
+
+
+class Response:
+    """Reads one HTTP/1.1 response with an SSE body from pieces cut at any byte.
+
+    ``times``/``counts``: when events with text came and how many at once. ``other``: data of events without text, kept for ``usage``
+    and errors. ``finished`` is true when the body ended; ``failure`` names the class of what went wrong, else it is None.
+    """
+
+    __slots__ = (
+        "buffer",
+        "content_type",
+        "counts",
+        "detail",
+        "dialect",
+        "done",
+        "failure",
+        "finished",
+        "keep_alive",
+        "last",
+        "left",
+        "other",
+        "other_dropped",
+        "other_times",
+        "state",
+        "status",
+        "tail",
+        "times",
+    )
+
+    def __init__(self, dialect):
+        self.dialect = dialect
+        self.state, self.status, self.content_type, self.keep_alive = HEAD, 0, b"", True
+        self.buffer, self.tail, self.last = b"", b"", b""
+        self.left = 0
+        self.times, self.counts, self.other, self.other_times, self.other_dropped = [], [], [], [], 0
+        self.done = self.finished = False
+        self.failure, self.detail = None, ""
+
+    def fail(self, failure, detail=""):
+        if self.failure is None:
+            self.failure, self.detail = failure, detail
+        self.finished, self.keep_alive = True, False
+
+    def feed(self, data, now):
+        """Take the next bytes of the connection, received at ``now``."""
+        if self.buffer:
+            data = self.buffer + data
+            self.buffer = b""
+        state = self.state
+        if state == CHUNKED:
+            self._chunks(data, now)
+        elif state == HEAD:
+            self._head(data, now)
+        elif state == LENGTH:
+            self.left -= len(data)
+            if self.left < 0:
+                data = data[: self.left]
+                self.keep_alive = False  # bytes that nobody asked for follow the body
+            self._sse(data, now)
+            if self.left <= 0:
+                self._end(now)
+        elif state == UNTIL_CLOSE:
+            self._sse(data, now)
+        else:
+            self._trailers(data, now)
+
+    def eof(self, now):
+        """The peer closed the connection."""
+        if self.finished:
+            return
+        self.keep_alive = False
+        if self.state == UNTIL_CLOSE:
+            self._end(now)
+        elif self.state == HEAD:
+            self.fail("reset" if not self.buffer else "truncated", "the connection closed before the response head ended")
+        else:
+            self.fail("truncated", "the connection closed in the middle of the body")
+
+    def _head(self, data, now):
+        stop = data.find(b"\r\n\r\n")
+        if stop < 0:
+            if len(data) > MAX_HEAD_BYTES:
+                self.fail("bad_http", "response head over 64 KiB")
+            elif not b"HTTP/1.".startswith(data[:7]):
+                self.fail("bad_http", "not an HTTP/1 response: %r" % data[:40])
+            else:
+                self.buffer = data
+            return
+        lines = data[:stop].split(b"\r\n")
+        rest = data[stop + 4 :]
+        match = re.match(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: |$)", lines[0])
+        if not match:
+            self.fail("bad_http", "not an HTTP/1 response: %r" % lines[0][:40])
+            return
+        self.status = int(match.group(2))
+        headers = {}
+        for line in lines[1:]:
+            name, colon, value = line.partition(b":")
+            if not colon:
+                self.fail("bad_http", "header line without a colon: %r" % line[:40])
+                return
+            headers[name.strip().lower()] = value.strip()
+        if 100 <= self.status < 200:
+            self.status = 0
+            if rest:
+                self._head(rest, now)
+            return
+        connection = headers.get(b"connection", b"").lower()
+        self.keep_alive = connection != b"close" if match.group(1) == b"1" else connection == b"keep-alive"
+        self.content_type = headers.get(b"content-type", b"").lower()
+        if self.status != 200:
+            self.fail("http_%d" % self.status, rest[:200].decode("utf-8", "replace"))
+            return
+        encoding = headers.get(b"content-encoding", b"identity").lower()
+        if encoding not in (b"", b"identity"):
+            self.fail("bad_encoding", "the response is %s although identity was asked for" % encoding.decode("ascii", "replace"))
+            return
+        if not self.content_type.startswith(b"text/event-stream"):
+            self.fail("bad_sse", "content type %r: %r" % (self.content_type[:60], rest[:120]))
+            return
+        if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
+            self.state = CHUNKED
+        elif b"content-length" in headers:
+            length = headers[b"content-length"]
+            if not length.isdigit() or len(length) > 15:
+                self.fail("bad_http", "content-length %r" % length[:40])
+                return
+            self.state, self.left = LENGTH, int(length)
+            if not self.left:
+                self._end(now)
+                return
+        else:
+            self.state, self.keep_alive = UNTIL_CLOSE, False
+        if rest:
+            self.feed(rest, now)
+
+    def _chunks(self, data, now):
+        pos, end, left = 0, len(data), self.left  # left: bytes of the open chunk still to come, its CRLF included
+        sizes = self.dialect.sizes
+        parts = []
+        while pos < end:
+            if left > 2:
+                stop = pos + left - 2
+                if stop > end:
+                    parts.append(data[pos:])
+                    left -= end - pos
+                    pos = end
+                    break
+                parts.append(data[pos:stop])
+                pos, left = stop, 2
+            if left:
+                if end - pos < 2:
+                    break
+                if data[pos : pos + 2] != b"\r\n":
+                    self.fail("bad_http", "a chunk does not end where its size says")
+                    break
+                pos, left = pos + 2, 0
+                continue
+            stop = data.find(b"\r\n", pos)
+            if stop < 0:
+                if end - pos > 256:
+                    self.fail("bad_http", "no chunk size: %r" % data[pos : pos + 40])
+                break
+            line = data[pos:stop]
+            size = sizes.get(line)
+            if size is None:
+                if not HEX.fullmatch(line):
+                    self.fail("bad_http", "chunk size %r" % line[:40])
+                    break
+                size = int(line.split(b";")[0], 16)
+                if len(sizes) < 4096:
+                    sizes[line] = size
+            pos = stop + 2
+            if not size:
+                self.state = TRAILERS
+                break
+            left = size + 2
+        self.left = left
+        if parts:
+            self._sse(parts[0] if len(parts) == 1 else b"".join(parts), now)
+        if self.finished:
+            return
+        if self.state == TRAILERS:
+            self._trailers(data[pos:], now)
+        elif pos < end:
+            self.buffer = data[pos:]
+
+    def _trailers(self, data, now):
+        while True:
+            stop = data.find(b"\r\n")
+            if stop < 0:
+                if len(data) > MAX_HEAD_BYTES:
+                    self.fail("bad_http", "trailers without end")
+                self.buffer = data
+                return
+            line, data = data[:stop], data[stop + 2 :]
+            if not line:
+                if data:
+                    self.keep_alive = False
+                self._end(now)
+                return
+
+    def _sse(self, data, now):
+        if self.tail:
+            data = self.tail + data
+            self.tail = b""
+        if data.endswith(b"\n\n") and data.startswith(b"data:"):
+            dialect = self.dialect
+            texts = data.count(dialect.some) - data.count(dialect.none)
+            if texts == data.count(b"\n\n"):  # every event carries text: nothing to look at one by one
+                self.times.append(now)
+                self.counts.append(texts)
+                self.last = data
+                dialect.texts += texts
+                return
+        self._events(data, now)
+
+    def _events(self, data, now):
+        if b"\r" in data:
+            held = data.endswith(b"\r")
+            data = (data[:-1] if held else data).replace(b"\r\n", b"\n")
+            cut = data.rfind(b"\n\n")
+            self.tail = data[cut + 2 if cut >= 0 else 0 :] + (b"\r" if held else b"")
+        else:
+            cut = data.rfind(b"\n\n")
+            self.tail = data[cut + 2 if cut >= 0 else 0 :]
+        if len(self.tail) > MAX_EVENT_BYTES:
+            self.fail("bad_sse", "an event over 8 MiB")
+        if cut < 0:
+            return
+        texts = 0
+        for event in data[:cut].split(b"\n\n"):
+            texts += self._event(event, now)
+            if self.failure:
+                break
+        if texts:
+            self.times.append(now)
+            self.counts.append(texts)
+            self.dialect.texts += texts
+
+    def _event(self, event, now):
+        """1 if the event carries text, else 0."""
+        event = event.strip(b"\n")
+        lines = event.split(b"\n")
+        parts = []
+        for line in lines:
+            if line.startswith(b"data:"):
+                parts.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif line and line[:1] != b":" and line.partition(b":")[0] not in (b"event", b"id", b"retry", b"data"):
+                self.fail("bad_sse", "not an SSE field: %r" % line[:60])
+                return 0
+        if not parts:
+            return 0
+        data = b"\n".join(parts)
+        if data.strip() == b"[DONE]":
+            self.done = True
+            return 0
+        if TEXT.search(data):
+            if not self.last:
+                self.dialect.learn(data)
+            self.last = b"data: " + data
+            return 1
+        if len(self.other) < 20000:
+            self.other.append(data)
+            self.other_times.append(now)
+        else:
+            self.other_dropped += 1
+        return 0
+
+    def _end(self, now):
+        self.finished = True
+        tail = self.tail.strip()
+        if tail and not self.failure:  # a last event without its blank line
+            self.tail = b""
+            if self._event(tail, now):
+                self.times.append(now)
+                self.counts.append(1)
+        if not self.failure and not self.done:
+            self.fail("truncated", "the stream ended without [DONE]")
+
+    def usage(self):
+        """(prompt_tokens, completion_tokens, cached_tokens), each int or None; sets ``failure`` where an event holds an error."""
+        found = (None, None, None)
+        events = self.other if len(self.other) <= 24 else self.other[:4] + self.other[-20:]
+        if self.last:
+            events = [self.last[self.last.rfind(b"data:") + 5 :], *events]
+        for event in events:
+            try:
+                value = json.loads(event.decode("utf-8"))
+            except ValueError:
+                self.fail("bad_sse", "an event is not JSON: %r" % event[:60])
+                return (None, None, None)
+            if not isinstance(value, dict):
+                self.fail("bad_sse", "an event is not an object: %r" % event[:60])
+                return (None, None, None)
+            if value.get("error"):
+                self.fail("stream_error", json.dumps(value["error"])[:200])
+                return (None, None, None)
+            usage = value.get("usage")
+            if isinstance(usage, dict):
+                details = usage.get("prompt_tokens_details") or {}
+                cached = details.get("cached_tokens") if isinstance(details, dict) else None
+                found = (_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached))
+            meta = value.get("meta_info")
+            if isinstance(meta, dict):
+                found = tuple(_count(meta.get(name)) for name in ("prompt_tokens", "completion_tokens", "cached_tokens"))
+        return found
+
+
+def _count(value):
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+# ---------------------------------------------------------------------------------------------------------- connections
+
+
+class Request:
+    __slots__ = ("first_wave", "index", "max_tokens", "retried", "scheduled", "sent")
+
+    def __init__(self, index, max_tokens, scheduled, first_wave):
+        self.index, self.max_tokens, self.scheduled, self.first_wave = index, max_tokens, scheduled, first_wave
+        self.sent, self.retried = 0.0, False
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection and the request that is in flight on it."""
+
+    __slots__ = ("clock", "failures", "generator", "heard", "opening", "request", "response", "served", "transport")
+
+    def __init__(self, generator):
+        self.generator, self.clock = generator, time.monotonic
+        self.transport = self.request = self.response = None
+        self.heard, self.served, self.failures, self.opening = 0.0, 0, 0, False
+
+    def connection_made(self, transport):
+        self.transport, self.served = transport, 0
+
+    def send(self, request):
+        self.request, self.response = request, Response(self.generator.dialect)
+        message = self.generator.message(request)
+        self.heard = request.sent = self.clock()
+        self.transport.write(message)
+
+    def data_received(self, data):
+        response = self.response
+        now = self.clock()
+        if response is None:
+            self.transport.abort()  # bytes without a request: the connection cannot be trusted any more
+            return
+        self.heard = now
+        response.feed(data, now)
+        if response.finished:
+            self._finish(now)
+
+    def eof_received(self):
+        return False
+
+    def connection_lost(self, error):
+        self.transport = None
+        response, request = self.response, self.request
+        if response is None:
+            self.generator.lost(self)
+            return
+        now = self.clock()
+        if self.served and not response.status and not response.buffer and not request.retried:
+            # The server closed an idle connection just as we wrote to it: not the server's failure, and seen before any byte came.
+            request.retried = True
+            self.request = self.response = None
+            self.generator.again(self, request)
+            return
+        if error is not None and response.state != UNTIL_CLOSE:
+            response.fail("reset", str(error))
+        else:
+            response.eof(now)
+        self._finish(now)
+
+    def expire(self, failure, detail):
+        self.response.fail(failure, detail)
+        self._finish(self.clock())
+
+    def _finish(self, now):
+        request, response = self.request, self.response
+        self.request = self.response = None
+        self.served += 1
+        if not response.keep_alive and self.transport is not None:
+            transport, self.transport = self.transport, None
+            transport.set_protocol(asyncio.Protocol())  # what still arrives there belongs to nobody
+            transport.abort()
+        self.generator.finished(self, request, response, now)
+
+
+# ------------------------------------------------------------------------------------------------------------ generator
+
+
+class Generator:
+    """Runs one job: warm-up, window, cut. All attributes are in this machine's seconds."""
+
+    def __init__(self, job, emit):
+        self.job, self.emit = job, emit
+        self.scale = float(job.get("time_scale", 1.0))
+        self.concurrency = int(job["concurrency"])
+        self.output_tokens = int(job["output_tokens"])
+        self.api = job.get("api", "completions")
+        self.dialect = Dialect(self.api)
+        self.prompts = Prompts(**job["prompts"])
+        self.warmup_min = float(job["warmup_min_s"]) / self.scale
+        self.warmup_max = max(self.warmup_min, float(job["warmup_max_s"]) / self.scale)
+        self.window = float(job["window_s"]) / self.scale
+        self.stall = float(job.get("stall_s") or max(60.0, float(job["warmup_max_s"]))) / self.scale
+        self.connect_timeout = float(job.get("connect_timeout_s", 10.0))
+        self.rate = float(job["rate_per_s"]) * self.scale if job.get("rate_per_s") else None
+        self.max_connections = int(job.get("max_connections", 4096))
+        # Windows of 5 s when the warm-up is at least 30 s; a short warm-up is cut into as many.
+        self.bin = max(0.05, min(5.0 / self.scale, self.warmup_min / 6.0)) if self.warmup_min else max(0.05, 0.5 / self.scale)
+        self.connections, self.idle, self.backlog = [], [], []
+        self.records, self.series, self.states, self.examples = [], [], [], {}
+        self.errors, self.errors_window, self.itl = {}, {}, {}
+        self.tokens = [0.0] * SUB_WINDOWS
+        self.arrivals = [0] * SUB_WINDOWS
+        self.lags = []
+        self.index = self.sent = self.sent_window = self.reconnects = self.streak = self.cut = self.in_flight = 0
+        self.usage_missing = self.finished_ok = self.counted_chunks = self.counted_tokens = self.counted_in_window = 0
+        self.began = self.window_from = self.window_to = self.last_good = 0.0
+        self.steady, self.gave_up = "", ""
+        self.tasks = set()
+        self.loop = self.done = self.address = self.cpu_from = self.clocks_from = None
+        self.cpu = self.ended = self.clock_step = 0.0
+        self.arrival = random.Random("arrivals/%s" % job["prompts"]["seed"])
+        self._target()
+
+    # -- the target
+
+    def _target(self):
+        url = urllib.parse.urlsplit(self.job["base_url"])
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError("base_url must look like http://host:port, not %r" % self.job["base_url"])
+        self.host = url.hostname
+        self.port = url.port or (443 if url.scheme == "https" else 80)
+        self.tls = None
+        if url.scheme == "https":
+            self.tls = ssl.create_default_context(cafile=self.job.get("ca_file"))
+        base = url.path.rstrip("/")
+        if base.endswith("/v1"):
+            base = base[:-3]
+        path = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "generate": "/generate"}[self.api]
+        host = "[%s]" % self.host if ":" in self.host else self.host
+        lines = [
+            "POST %s%s HTTP/1.1" % (base, path),
+            "Host: %s:%d" % (host, self.port),
+            "Content-Type: application/json",
+            "Accept: text/event-stream",
+            "Accept-Encoding: identity",
+            "User-Agent: optimize-loadgen/%d" % VERSION,
+        ]
+        variable = self.job.get("api_key_env")
+        if variable:
+            key = os.environ.get(variable, "")
+            if not key or any(ord(c) < 33 or ord(c) > 126 for c in key):
+                raise ValueError("the environment variable %s holds no usable API key here" % variable)
+            lines.append("Authorization: Bearer %s" % key)
+        self.head = ("\r\n".join(lines) + "\r\nContent-Length: ").encode("ascii")
+
+    def message(self, request):
+        prompt = self.prompts.text(request.index)
+        model = self.job.get("model")
+        if self.api == "generate":
+            body = {
+                "text": prompt,
+                "sampling_params": {"max_new_tokens": request.max_tokens, "temperature": 0, "ignore_eos": True},
+                "stream": True,
+            }
+        else:
+            body = {"model": model} if model else {}
+            if self.api == "chat":
+                body["messages"] = [{"role": "user", "content": prompt}]
+            else:
+                body["prompt"] = prompt
+            body.update(max_tokens=request.max_tokens, temperature=0, ignore_eos=True, stream=True)
+            body["stream_options"] = {"include_usage": True}
+        body.update(self.job.get("extra_body") or {})
+        data = json.dumps(body, separators=(",", ":")).encode("ascii")
+        return self.head + str(len(data)).encode("ascii") + b"\r\n\r\n" + data
+
+    # -- offering load
+
+    def _new_request(self, scheduled, first_wave=None):
+        tokens = self.output_tokens
+        if first_wave is not None:
+            # The first wave is cut to lengths spread over the range, else c requests run in lock-step for ever: all prefill
+            # together, all decode together. These requests lie in the warm-up and count for no latency.
+            tokens = max(1, int(round(tokens * (first_wave + 1) / float(self.concurrency))))
+        request = Request(self.index, tokens, scheduled, first_wave is not None and tokens != self.output_tokens)
+        self.index += 1
+        return request
+
+    def _give(self, connection, request):
+        self.in_flight += 1
+        self.sent += 1
+        if self.window_from:
+            self.sent_window += 1
+        if connection.transport is not None and not connection.transport.is_closing():
+            connection.send(request)
+        else:
+            self._open(connection, request)
+
+    def _open(self, connection, request):
+        connection.request, connection.opening = request, True
+        connection.response = None
+        task = asyncio.ensure_future(self._connect(connection, request))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _connect(self, connection, request):
+        try:
+            opening = self.loop.create_connection(
+                lambda: connection,
+                sock=None,
+                host=self.address[4][0],
+                port=self.port,
+                family=self.address[0],
+                ssl=self.tls,
+                server_hostname=self.host if self.tls else None,
+            )
+            await asyncio.wait_for(opening, self.connect_timeout)
+        except ConnectionRefusedError as error:
+            failure, detail = "refused", str(error)
+        except (asyncio.TimeoutError, TimeoutError):
+            failure, detail = "timeout", "no connection within %g s" % self.connect_timeout
+        except ConnectionResetError as error:
+            failure, detail = "reset", str(error)
+        except ssl.SSLError as error:
+            failure, detail = "tls", str(error)
+        except OSError as error:
+            failure, detail = "unreachable", str(error)
+        else:
+            connection.opening = False
+            if not self.done.is_set():
+                connection.request = None
+                if connection.transport is not None:
+                    connection.send(request)
+                else:  # closed between the handshake and now
+                    self._failed_to_open(connection, request, "reset", "the connection closed as soon as it was open")
+            return
+        self._failed_to_open(connection, request, failure, detail)
+
+    def _failed_to_open(self, connection, request, failure, detail):
+        connection.opening = False
+        connection.request = None
+        if not request.sent:
+            request.sent = time.monotonic()
+        response = Response(self.dialect)
+        response.fail(failure, detail)
+        self.finished(connection, request, response, time.monotonic())
+
+    def again(self, connection, request):
+        self.reconnects += 1
+        self._open(connection, request)
+
+    def lost(self, connection):
+        """An idle connection went away; the next request opens a new one."""
+
+    def _next(self, connection):
+        if self.done.is_set():
+            return
+        if self.rate is None:
+            self._give(connection, self._new_request(time.monotonic()))
+        elif self.backlog:
+            self._give(connection, self.backlog.pop(0))
+        else:
+            self.idle.append(connection)
+
+    def _arrive(self, at):
+        """Open loop: one request is due now; the next one is scheduled by the clock, however late we are."""
+        if self.done.is_set():
+            return
+        request = self._new_request(at)
+        if self.idle:
+            self._give(self.idle.pop(), request)
+        elif len(self.connections) < self.max_connections:
+            connection = Connection(self)
+            self.connections.append(connection)
+            self._give(connection, request)
+        else:
+            self.backlog.append(request)
+        due = at + self.arrival.expovariate(self.rate)
+        self.loop.call_later(max(0.0, due - time.monotonic()), self._arrive, due)
+
+    # -- what came back
+
+    def finished(self, connection, request, response, now):
+        self.in_flight -= 1
+        prompt, output, cached = response.usage() if response.failure is None else (None, None, None)
+        if response.failure is None and not response.counts and not output:
+            response.fail("bad_sse", "a stream without any text or usage")
+        inside = self.window_from and now < self.window_to
+        if response.failure is not None:
+            self._failure(response, inside)
+            connection.failures += 1
+            self.streak += 1
+            if self.streak >= max(20, 2 * self.concurrency) and now - self.last_good > 2.0:
+                self._stop("every request fails: %s" % self.examples.get(response.failure, response.failure))
+                return
+            # An immediate retry would turn a refusing server into a busy loop, and its refusals into the load.
+            pause = min(1.0, 0.02 * 2 ** min(connection.failures, 6))
+            self.loop.call_later(pause, self._next, connection)
+        else:
+            connection.failures = 0
+            self.streak, self.last_good = 0, now
+            self.finished_ok += 1
+        self._account(request, response, now, prompt, output, cached)
+        if response.failure is None:
+            self._next(connection)
+
+    def _failure(self, response, inside):
+        self.errors[response.failure] = self.errors.get(response.failure, 0) + 1
+        if inside:
+            self.errors_window[response.failure] = self.errors_window.get(response.failure, 0) + 1
+        if len(self.examples) < 20 and response.failure not in self.examples:
+            self.examples[response.failure] = ("%s: %s" % (response.failure, response.detail))[:300]
+
+    def _account(self, request, response, now, prompt, output, cached, cut=False):
+        """Book one request: finished well, failed, or cut at the end of the window (then its usage is unknown)."""
+        times, counts = response.times, response.counts
+        if not times and response.other_times and output:
+            # Every text was empty (held-back bytes): events stand for tokens, and the time of the first text is unknown.
+            times, counts = response.other_times, [1] * len(response.other_times)
+        chunks = sum(counts)
+        ok = response.failure is None and not cut
+        if ok:
+            if output is None:
+                self.usage_missing += 1
+            elif chunks:
+                self.counted_chunks += chunks
+                self.counted_tokens += output
+        if not self.window_from:
+            return
+        w0, w1 = self.window_from, self.window_to
+        if chunks and times[-1] >= w0:
+            # Text that was streamed counts even if the request failed later or was cut: the server did the work. Tokens per chunk
+            # come from this request's own usage, else from the average of the run (see summary).
+            share = output / float(chunks) if output is not None and ok else None
+            self._spread(times, counts, share, w0, w1)
+        first = times[0] if times else None
+        if (ok and w0 <= now < w1) or (first is not None and w0 <= first < w1):
+            last = times[-1] if times else None
+            ended = None if cut else now
+            state = (int(request.first_wave), int(ok))
+            self.records.append((request.scheduled, request.sent, first, last, ended, chunks, output, prompt, cached) + state)
+
+    def _spread(self, times, counts, share, w0, w1):
+        per_bin = SUB_WINDOWS / (w1 - w0)
+        tokens, arrivals, itl = self.tokens, self.arrivals, self.itl
+        log, step = math.log, math.log(ITL_STEP)
+        before = None
+        for t, n in zip(times, counts):
+            if w0 <= t < w1:
+                at = int((t - w0) * per_bin)
+                if at >= SUB_WINDOWS:
+                    at = SUB_WINDOWS - 1
+                if share is None:
+                    arrivals[at] += n
+                else:
+                    tokens[at] += n * share
+                self.counted_in_window += n
+                if before is not None:
+                    gap = t - before
+                    key = int(log(gap) / step) if gap > 1e-6 else int(log(1e-6) / step)
+                    itl[key] = itl.get(key, 0) + 1
+            before = t
+
+    # -- the clock
+
+    async def run(self):
+        self.loop = asyncio.get_running_loop()
+        self.done = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.loop.add_signal_handler(number, self._stop, "terminated by a signal")
+        try:
+            found = await self.loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            self.address = found[0]
+        except OSError as error:
+            self.gave_up = "the name %s does not resolve: %s" % (self.host, error)
+            self.errors["unreachable"] = 1
+            return self.summary()
+        self.began = self.last_good = time.monotonic()
+        if self.rate is None:
+            for position in range(self.concurrency):
+                connection = Connection(self)
+                self.connections.append(connection)
+                first_wave = position if self.warmup_max else None
+                self._give(connection, self._new_request(self.began, first_wave))
+        else:
+            self._arrive(self.began)
+        await self._ticks()
+        self._cut()
+        return self.summary()
+
+    async def _ticks(self):
+        tick = max(0.002, min(TICK_S, self.bin / 5.0, self.window / 50.0))
+        due = checked = told = bin_from = self.began
+        texts_before = told_texts = 0
+        if not self.warmup_max:
+            self._open_window(self.began, "none")
+        while not self.done.is_set():
+            due += tick
+            if self.window_from and due > self.window_to:
+                due = self.window_to
+            wait = due - time.monotonic()
+            await asyncio.sleep(wait if wait > 0 else 0)
+            now = time.monotonic()
+            lag = now - due
+            if self.window_from:
+                self.lags.append(max(0.0, lag))
+                if now >= self.window_to:
+                    return
+            elif now - bin_from >= self.bin:
+                self.series.append((self.dialect.texts - texts_before) / (now - bin_from))
+                texts_before, bin_from = self.dialect.texts, now
+                elapsed = now - self.began
+                if elapsed >= self.warmup_min:
+                    verdict = steadiness(self.series)
+                    if verdict or elapsed >= self.warmup_max:
+                        if not self.dialect.texts and elapsed * self.scale >= 60:
+                            self._stop("no text came in %.0f s" % (elapsed * self.scale))
+                            return
+                        self._open_window(now, verdict or "never")
+            if lag > tick:
+                due = now
+            if now - checked >= 0.25:
+                checked = now
+                self._expire(now)
+                self.states.append((now, self.in_flight + len(self.backlog)))
+            if now - told >= 1.0:
+                rate = (self.dialect.texts - told_texts) / (now - told) / self.scale
+                told, told_texts = now, self.dialect.texts
+                self.emit(
+                    {
+                        "t": "progress",
+                        "phase": "window" if self.window_from else "warmup",
+                        "elapsed_s": round((now - (self.window_from or self.began)) * self.scale, 2),
+                        "chunks_per_s": round(rate, 1),
+                        "in_flight": self.in_flight,
+                        "ok": self.finished_ok,
+                        "failed": sum(self.errors.values()),
+                    }
+                )
+
+    def _open_window(self, now, verdict):
+        self.steady = verdict
+        self.window_from, self.window_to = now, now + self.window
+        self.cpu_from = time.process_time()
+        self.clocks_from = (time.time(), _boot_clock(), now)
+
+    def _expire(self, now):
+        for connection in self.connections:
+            if connection.response is not None and now - connection.heard > self.stall:
+                connection.expire("timeout", "nothing came for %.0f s" % (self.stall * self.scale))
+
+    def _stop(self, reason):
+        if not self.gave_up:
+            self.gave_up = reason
+        self.done.set()
+
+    def _cut(self):
+        """End of the window: account for what is in flight and close every connection; a server aborts what nobody waits for."""
+        self.done.set()
+        now = time.monotonic()
+        self.cpu = time.process_time() - self.cpu_from if self.cpu_from is not None else 0.0
+        self.ended = now
+        if self.clocks_from:
+            wall, boot, start = self.clocks_from
+            passed = now - start
+            self.clock_step = max(abs(time.time() - wall - passed), abs(_boot_clock() - boot - passed))
+        for task in list(self.tasks):
+            task.cancel()
+        for connection in self.connections:
+            request, response = connection.request, connection.response
+            connection.request = connection.response = None
+            if response is not None:
+                self.cut += 1
+                self._account(request, response, now, None, None, None, cut=True)
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    # -- the result
+
+    def summary(self):
+        """Emit the requests and then the summary; the summary is also returned."""
+        scale, w0 = self.scale, self.window_from
+        fields = "scheduled sent first last ended chunks output prompt cached first_wave ok".split()
+
+        def since(t):
+            return None if t is None else round((t - w0) * scale, 6)
+
+        for record in self.records:
+            self.emit({"t": "r", "v": [since(t) for t in record[:5]] + list(record[5:])})
+        measured = max(1e-9, min(self.window_to, self.ended) - w0) if w0 else 0.0
+        per_chunk = self.counted_tokens / float(self.counted_chunks) if self.counted_chunks else None
+        tokens = [t + a * (per_chunk or 1.0) for t, a in zip(self.tokens, self.arrivals)]
+        lags = sorted(self.lags)
+        passed = self.ended - w0 if w0 else 0.0
+        out = {
+            "t": "summary",
+            "version": VERSION,
+            "fields": fields,
+            "concurrency": self.concurrency,
+            "rate_per_s": self.job.get("rate_per_s"),
+            "time_scale": scale,
+            "steady": self.steady,
+            "warmup_s": round(((w0 or self.ended) - self.began) * scale, 4),
+            "warmup_series": [round(x / scale, 3) for x in self.series[-60:]],
+            "warmup_bin_s": self.bin * scale,
+            "window_s": round(self.window * scale, 6),
+            "measured_s": round(measured * scale, 6),
+            "tokens": [round(x, 4) for x in tokens],
+            "chunks_window": self.counted_in_window,
+            "tokens_estimated": round(sum(self.arrivals) * (per_chunk or 1.0), 2),
+            "tokens_per_chunk": per_chunk,
+            "usage_missing": self.usage_missing,
+            "finished_ok": self.finished_ok,
+            "sent": self.sent,
+            "sent_window": self.sent_window,
+            "cut": self.cut,
+            "reconnects": self.reconnects,
+            "errors": self.errors,
+            "errors_window": self.errors_window,
+            "examples": list(self.examples.values()),
+            "gave_up": self.gave_up,
+            "itl_step": ITL_STEP,
+            "itl_ms": sorted((round(ITL_STEP ** (key + 0.5) * 1000 * scale, 6), count) for key, count in self.itl.items()),
+            "cpu_share": round(self.cpu / passed, 4) if passed > 0 else None,
+            "lag_mean_real_ms": round(1000 * sum(lags) / len(lags), 4) if lags else None,
+            "lag_p99_real_ms": round(1000 * lags[int(0.99 * (len(lags) - 1))], 4) if lags else None,
+            "lag_max_real_ms": round(1000 * lags[-1], 4) if lags else None,
+            "clock_step_real_s": round(self.clock_step, 3),
+            "in_flight": [[since(t), n] for t, n in self.states if w0 and t >= w0] if self.rate else [],
+            "loop": type(self.loop).__module__.split(".")[0],
+            "python": "%d.%d.%d" % sys.version_info[:3],
+        }
+        self.emit(out)
+        return out
+
+
+def _boot_clock():
+    """Seconds since boot with suspend included (Linux), so that a sleep in the window shows."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.clock_gettime(clock) if clock is not None else time.monotonic()
+
+
+def _emit(value):
+    sys.stdout.write(json.dumps(value, separators=(",", ":")) + "\n")
+    if value["t"] != "r":
+        sys.stdout.flush()
+
+
+def run_job(job, emit=_emit):
+    """Run one job to its end and return the summary (also emitted). Raises ValueError for a job that makes no sense."""
+    generator = Generator(job, emit)
+    if job.get("cpus"):
+        os.sched_setaffinity(0, set(job["cpus"]))
+    try:
+        import uvloop  # faster by half; never required
+
+        loop = uvloop.new_event_loop()
+    except ImportError:
+        loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(generator.run())
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def main():
+    import gc
+
+    line = sys.stdin.buffer.readline()
+    try:
+        try:
+            job = json.loads(line.decode("utf-8"))
+        except ValueError:
+            job = json.loads((line + sys.stdin.buffer.read()).decode("utf-8"))
+        gc.disable()  # a collection in the window is a pause in every stream; one run makes little garbage in cycles
+        out = run_job(job)
+    except (ValueError, KeyError, TypeError) as error:
+        _emit({"t": "refused", "why": "%s: %s" % (type(error).__name__, error)})
+        return 2
+    except BrokenPipeError:  # nobody reads the result any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    return 1 if out["gave_up"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
