@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""The load generator: one stdlib-only file (Python 3.8 or later, uvloop when it can be imported) that offers a streaming load and
-reports what came back. A job comes in on stdin as one JSON object, progress and results go out on stdout as JSON lines. It decides
-when the warm-up is over (no gap may open between warm-up and window), stamps every chunk on a monotonic clock and never parses a
-chunk as JSON while it streams. It judges nothing: what makes a result invalid is said by ``run.py``, which reads these lines.
+"""The load generator: one stdlib-only file (Python 3.8 or later, uvloop when it can be imported) that offers a
+streaming load and reports what came back. A job comes in on stdin as one JSON object, progress and results go out on
+stdout as JSON lines. It decides when the warm-up is over (no gap may open between warm-up and window), stamps every
+chunk on a monotonic clock and never parses a chunk as JSON while it streams. It judges nothing: what makes a result
+invalid is said by ``run.py``, which reads these lines.
 
-Times inside are seconds of this machine's monotonic clock. A simulated server may run ``time_scale`` times faster than real time:
-waits given in server seconds are divided by it, and every time that leaves this file is multiplied by it, so that all output is in
-server seconds. Three exceptions say so in their names: ``cpu_share``, ``lag_*_real_ms`` and ``clock_step_real_s``.
+Times inside are seconds of this machine's monotonic clock. A simulated server may run ``time_scale`` times faster
+than real time: waits given in server seconds are divided by it, and every time that leaves this file is multiplied by
+it, so that all output is in server seconds. Three exceptions say so in their names: ``cpu_share``, ``lag_*_real_ms``
+and ``clock_step_real_s``.
 """
 
 import asyncio
@@ -29,29 +31,33 @@ SUB_WINDOWS = 20
 ITL_STEP = 1.02  # bins of the inter-chunk histogram grow by 2 %: a percentile read from it is within 1 %
 TICK_S = 0.02
 
-# ---------------------------------------------------------------------------------------------------------------- prompts
+# ----------------------------------------------------------------------------------------------------------- prompts
 
 # Ordinary words that common BPE vocabularies hold as one token when a space precedes them.
 WORDS = (
-    "time year people way day man thing woman life child world school state family student group country problem hand part place "
-    "case week company system program question work government number night point home water room mother area money story fact "
-    "month lot right study book eye job word business issue side kind head house service friend father power hour game line end "
-    "member law car city community name president team minute idea body information back parent face others level office door "
-    "health person art war history party result change morning reason research girl guy moment air teacher force education foot "
-    "boy age policy music market sense nation plan college interest death experience effect use class control field development "
-    "role effort rate heart drug show leader light voice wife police mind price report decision son view relationship town road "
-    "arm difference value building action season society tax director position player record paper space ground form event matter "
-    "center couple site project activity star table need court oil situation cost industry figure street image phone data picture "
-    "practice piece land product doctor wall patient worker news test movie north love support technology step baby computer type "
-    "attention film tree source hair window culture chance energy period course summer plant opportunity term letter condition "
-    "choice rule south husband floor campaign material population call economy hospital church risk fire future bank west sport "
-    "board subject officer rest behavior performance fight top goal second bed order author blood agency nature color store sound "
-    "movement page race concern series language response animal factor decade article east artist scene stock career treatment "
-    "approach size dog fund media sign thought list individual quality pressure answer resource meeting disease success cup "
-    "amount ability staff character growth loss degree attack region television box training trade deal election feeling "
-    "standard bill message analysis benefit sex lawyer section glass skill sister professor operation crime stage authority"
+    "time year people way day man thing woman life child world school state family student group country problem "
+    "hand part place case week company system program question work government number night point home water room "
+    "mother area money story fact month lot right study book eye job word business issue side kind head house "
+    "service friend father power hour game line end member law car city community name president team minute idea "
+    "body information back parent face others level office door health person art war history party result change "
+    "morning reason research girl guy moment air teacher force education foot boy age policy music market sense "
+    "nation plan college interest death experience effect use class control field development role effort rate "
+    "heart drug show leader light voice wife police mind price report decision son view relationship town road "
+    "arm difference value building action season society tax director position player record paper space ground "
+    "form event matter center couple site project activity star table need court oil situation cost industry "
+    "figure street image phone data picture practice piece land product doctor wall patient worker news test "
+    "movie north love support technology step baby computer type attention film tree source hair window culture "
+    "chance energy period course summer plant opportunity term letter condition choice rule south husband floor "
+    "campaign material population call economy hospital church risk fire future bank west sport board subject "
+    "officer rest behavior performance fight top goal second bed order author blood agency nature color store "
+    "sound movement page race concern series language response animal factor decade article east artist scene "
+    "stock career treatment approach size dog fund media sign thought list individual quality pressure answer "
+    "resource meeting disease success cup amount ability staff character growth loss degree attack region "
+    "television box training trade deal election feeling standard bill message analysis benefit sex lawyer "
+    "section glass skill sister professor operation crime stage authority "
 ).split()
-# The ASCII test models hold pairs of lower-case letters as one token; capitals, digits and the space are one token each.
+# The ASCII test models hold pairs of lower-case letters as one token; capitals, digits and the space are one token
+# each.
 ASCII = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
 HEAD_TOKENS = 24
 
@@ -59,8 +65,9 @@ HEAD_TOKENS = 24
 class Prompts:
     """Unique prompts of about ``prompt_tokens`` tokens, made from seeds alone.
 
-    shared prefix (same for all, differs by salt) + unique head (differs by seed, salt and index) + body (differs by seed and index
-    only). The salt names the launch, so nothing that an earlier run left in a cache matches; bodies are equal in every arm.
+    shared prefix (same for all, differs by salt) + unique head (differs by seed, salt and index) + body (differs by
+    seed and index only). The salt names the launch, so nothing that an earlier run left in a cache matches; bodies are equal
+    in every arm.
     """
 
     def __init__(self, seed, salt, vocabulary, prompt_tokens, shared_prefix_tokens=0):
@@ -89,7 +96,7 @@ class Prompts:
         return self.joint.join(self.shared + head + body)
 
 
-# ---------------------------------------------------------------------------------------------------------- steady state
+# ------------------------------------------------------------------------------------------------------ steady state
 
 # Two-sided 95 % quantiles of Student's t for the degrees of freedom that the detector uses (8 = 10 windows, 18 = 20).
 T_95 = {8: 2.306, 18: 2.101}
@@ -98,7 +105,7 @@ STEADY_COV, STEADY_CHANGE, LEVEL_CHANGE = 0.02, 0.01, 0.10
 
 
 def trend(series):
-    """(relative change over the series by least squares, its standard error, coefficient of variation); the mean must be positive."""
+    """(relative change by least squares, its standard error, coefficient of variation); the mean must be positive."""
     n = len(series)
     mean = math.fsum(series) / n
     middle = (n - 1) / 2.0
@@ -111,10 +118,12 @@ def trend(series):
 
 
 def steadiness(series):
-    """'steady', 'level' or '' for a series of rates in equal windows. The same rule as ``optimizer.stats.steady``; a test compares them.
+    """'steady', 'level' or '' for a series of rates in equal windows. A copy of the rule in ``optimizer.stats.steady``
+    (this file must stand alone); a test compares them.
 
-    steady: the last 10 windows vary by less than 2 % and have no slope. level: they vary more, but the last 20 windows show that
-    the rate did not change by more than 10 % over their span (the whole 95 % interval of the fitted change lies inside).
+    steady: the last 10 windows vary by less than 2 % and have no slope. level: they vary more, but the last 20 windows
+    show that the rate did not change by more than 10 % over their span (the whole 95 % interval of the fitted change
+    lies inside).
     """
     last = series[-STEADY_WINDOWS:]
     if len(last) == STEADY_WINDOWS and math.fsum(last) > 0:
@@ -158,8 +167,9 @@ class Dialect:
 class Response:
     """Reads one HTTP/1.1 response with an SSE body from pieces cut at any byte.
 
-    ``times``/``counts``: when events with text came and how many at once. ``other``: data of events without text, kept for ``usage``
-    and errors. ``finished`` is true when the body ended; ``failure`` names the class of what went wrong, else it is None.
+    ``times``/``counts``: when events with text came and how many at once. ``other``: data of events without text, kept
+    for ``usage`` and errors. ``finished`` is true when the body ended; ``failure`` names the class of what went wrong,
+    else it is None.
     """
 
     __slots__ = (
@@ -228,7 +238,9 @@ class Response:
         if self.state == UNTIL_CLOSE:
             self._end(now)
         elif self.state == HEAD:
-            self.fail("reset" if not self.buffer else "truncated", "the connection closed before the response head ended")
+            self.fail(
+                "reset" if not self.buffer else "truncated", "the connection closed before the response head ended"
+            )
         else:
             self.fail("truncated", "the connection closed in the middle of the body")
 
@@ -269,7 +281,10 @@ class Response:
             return
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"", b"identity"):
-            self.fail("bad_encoding", "the response is %s although identity was asked for" % encoding.decode("ascii", "replace"))
+            self.fail(
+                "bad_encoding",
+                "the response is %s although identity was asked for" % encoding.decode("ascii", "replace"),
+            )
             return
         if not self.content_type.startswith(b"text/event-stream"):
             self.fail("bad_sse", "content type %r: %r" % (self.content_type[:60], rest[:120]))
@@ -435,7 +450,8 @@ class Response:
             self.fail("truncated", "the stream ended without [DONE]")
 
     def usage(self):
-        """(prompt_tokens, completion_tokens, cached_tokens), each int or None; sets ``failure`` where an event holds an error."""
+        """(prompt_tokens, completion_tokens, cached_tokens), each int or None; sets ``failure`` where an event holds
+        an error."""
         found = (None, None, None)
         events = self.other if len(self.other) <= 24 else self.other[:4] + self.other[-20:]
         if self.last:
@@ -459,7 +475,9 @@ class Response:
                 found = (_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached))
             meta = value.get("meta_info")
             if isinstance(meta, dict):
-                found = tuple(_count(meta.get(name)) for name in ("prompt_tokens", "completion_tokens", "cached_tokens"))
+                found = tuple(
+                    _count(meta.get(name)) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
+                )
         return found
 
 
@@ -519,7 +537,8 @@ class Connection(asyncio.Protocol):
             return
         now = self.clock()
         if self.served and not response.status and not response.buffer and not request.retried:
-            # The server closed an idle connection just as we wrote to it: not the server's failure, and seen before any byte came.
+            # The server closed an idle connection just as we wrote to it: not the server's failure, and seen before
+            # any byte came.
             request.retried = True
             self.request = self.response = None
             self.generator.again(self, request)
@@ -567,7 +586,9 @@ class Generator:
         self.rate = float(job["rate_per_s"]) * self.scale if job.get("rate_per_s") else None
         self.max_connections = int(job.get("max_connections", 4096))
         # Windows of 5 s when the warm-up is at least 30 s; a short warm-up is cut into as many.
-        self.bin = max(0.05, min(5.0 / self.scale, self.warmup_min / 6.0)) if self.warmup_min else max(0.05, 0.5 / self.scale)
+        self.bin = (
+            max(0.05, min(5.0 / self.scale, self.warmup_min / 6.0)) if self.warmup_min else max(0.05, 0.5 / self.scale)
+        )
         self.connections, self.idle, self.backlog = [], [], []
         self.records, self.series, self.states, self.examples = [], [], [], {}
         self.errors, self.errors_window, self.itl = {}, {}, {}
@@ -642,9 +663,9 @@ class Generator:
     def _new_request(self, scheduled, first_wave=None):
         tokens = self.output_tokens
         if first_wave is not None:
-            # The first wave is cut to lengths spread over the range, else c requests run in lock-step for ever: all prefill
-            # together, all decode together. These requests lie in the warm-up and count for no latency.
-            tokens = max(1, int(round(tokens * (first_wave + 1) / float(self.concurrency))))
+            # The first wave is cut to lengths spread over the range, else c requests run in lock-step for ever: all
+            # prefill together, all decode together. These requests lie in the warm-up and count for no latency.
+            tokens = max(1, round(tokens * (first_wave + 1) / float(self.concurrency)))
         request = Request(self.index, tokens, scheduled, first_wave is not None and tokens != self.output_tokens)
         self.index += 1
         return request
@@ -778,7 +799,8 @@ class Generator:
         """Book one request: finished well, failed, or cut at the end of the window (then its usage is unknown)."""
         times, counts = response.times, response.counts
         if not times and response.other_times and output:
-            # Every text was empty (held-back bytes): events stand for tokens, and the time of the first text is unknown.
+            # Every text was empty (held-back bytes): events stand for tokens, and the time of the first text is
+            # unknown.
             times, counts = response.other_times, [1] * len(response.other_times)
         chunks = sum(counts)
         ok = response.failure is None and not cut
@@ -792,8 +814,8 @@ class Generator:
             return
         w0, w1 = self.window_from, self.window_to
         if chunks and times[-1] >= w0:
-            # Text that was streamed counts even if the request failed later or was cut: the server did the work. Tokens per chunk
-            # come from this request's own usage, else from the average of the run (see summary).
+            # Text that was streamed counts even if the request failed later or was cut: the server did the work.
+            # Tokens per chunk come from this request's own usage, else from the average of the run (see summary).
             share = output / float(chunks) if output is not None and ok else None
             self._spread(times, counts, share, w0, w1)
         first = times[0] if times else None
@@ -801,7 +823,9 @@ class Generator:
             last = times[-1] if times else None
             ended = None if cut else now
             state = (int(request.first_wave), int(ok))
-            self.records.append((request.scheduled, request.sent, first, last, ended, chunks, output, prompt, cached) + state)
+            self.records.append(
+                (request.scheduled, request.sent, first, last, ended, chunks, output, prompt, cached, *state)
+            )
 
     def _spread(self, times, counts, share, w0, w1):
         per_bin = SUB_WINDOWS / (w1 - w0)
@@ -918,7 +942,8 @@ class Generator:
         self.done.set()
 
     def _cut(self):
-        """End of the window: account for what is in flight and close every connection; a server aborts what nobody waits for."""
+        """End of the window: account for what is in flight and close every connection; a server aborts what nobody
+        waits for."""
         self.done.set()
         now = time.monotonic()
         self.cpu = time.process_time() - self.cpu_from if self.cpu_from is not None else 0.0
@@ -972,6 +997,7 @@ class Generator:
             "chunks_window": self.counted_in_window,
             "tokens_estimated": round(sum(self.arrivals) * (per_chunk or 1.0), 2),
             "tokens_per_chunk": per_chunk,
+            "chunks_total": self.dialect.texts,
             "usage_missing": self.usage_missing,
             "finished_ok": self.finished_ok,
             "sent": self.sent,
@@ -983,7 +1009,9 @@ class Generator:
             "examples": list(self.examples.values()),
             "gave_up": self.gave_up,
             "itl_step": ITL_STEP,
-            "itl_ms": sorted((round(ITL_STEP ** (key + 0.5) * 1000 * scale, 6), count) for key, count in self.itl.items()),
+            "itl_ms": sorted(
+                (round(ITL_STEP ** (key + 0.5) * 1000 * scale, 6), count) for key, count in self.itl.items()
+            ),
             "cpu_share": round(self.cpu / passed, 4) if passed > 0 else None,
             "lag_mean_real_ms": round(1000 * sum(lags) / len(lags), 4) if lags else None,
             "lag_p99_real_ms": round(1000 * lags[int(0.99 * (len(lags) - 1))], 4) if lags else None,

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The null server: streams tokens on an exact clock and does nothing else (stdlib only, Python 3.8 or later). The load generator is
-calibrated against it, because its true rate and true times are known from its arguments. Faults of real servers can be switched on
-per server, so the tests see each of them from a real socket. It is no model of an engine; those are the simulated boxes.
+"""The null server: streams tokens on an exact clock and does nothing else (stdlib only, Python 3.8 or later). The
+load generator is calibrated against it, because its true rate and true times are known from its arguments. Faults of
+real servers can be switched on per server, so the tests see each of them from a real socket. It is no model of an
+engine; those are the simulated boxes.
 
-The first line on stdout is ``{"port": N}``; SIGTERM ends it. ``GET /stats`` tells what it sent: requests, tokens, aborted requests
-and its own CPU seconds.
+The first line on stdout is ``{"port": N}``; SIGTERM ends it. ``GET /stats`` tells what it sent: requests, tokens,
+aborted requests and its own CPU seconds.
 """
 
 import argparse
@@ -31,7 +32,8 @@ class Stats:
 
 
 class Pace:
-    """All streams with the same gap share one timer: n streams cost one wake-up per token, as with an engine that steps a batch."""
+    """All streams with the same gap share one timer: n streams cost one wake-up per token, as with an engine that
+    steps a batch."""
 
     def __init__(self, loop, gap_s):
         self.loop, self.gap, self.streams, self.due, self.timer = loop, gap_s, [], 0.0, None
@@ -70,9 +72,20 @@ class Stream:
         if self.generate:
             piece = {"text": "abc", "output_ids": [7], "meta_info": {"id": "x", "prompt_tokens": self.prompt_tokens}}
         elif self.chat:
-            piece = {"id": "x", "object": "chat.completion.chunk", "model": "null", "choices": [{"index": 0, "delta": {"content": "abc "}}]}
+            piece = {
+                "id": "x",
+                "object": "chat.completion.chunk",
+                "model": "null",
+                "choices": [{"index": 0, "delta": {"content": "abc "}}],
+            }
         else:
-            piece = {"id": "x", "object": "text_completion", "model": "null", "choices": [{"index": 0, "text": "abc "}], "usage": None}
+            piece = {
+                "id": "x",
+                "object": "text_completion",
+                "model": "null",
+                "choices": [{"index": 0, "text": "abc "}],
+                "usage": None,
+            }
         self.piece = chunk(event(piece))
 
     def start(self):
@@ -108,7 +121,11 @@ class Stream:
 
     def end(self):
         tail = []
-        usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.sent, "total_tokens": self.prompt_tokens + self.sent}
+        usage = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.sent,
+            "total_tokens": self.prompt_tokens + self.sent,
+        }
         if self.server.options.cached >= 0:
             usage["prompt_tokens_details"] = {"cached_tokens": int(self.prompt_tokens * self.server.options.cached)}
         if self.generate:
@@ -180,7 +197,9 @@ class Server(asyncio.Protocol):
         stats = {"requests": Stats.requests, "tokens": Stats.tokens, "aborted": Stats.aborted, "open": Stats.open}
         stats["cpu_s"] = time.process_time()
         data = json.dumps(stats if path == "/stats" else {"status": "ok"}).encode("ascii")
-        self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
+        )
 
     def _post(self, body):
         Stats.requests += 1
@@ -209,7 +228,11 @@ class Server(asyncio.Protocol):
     # -- faults
 
     def refuse(self, status, extra=b"", body=b'{"error":"no"}'):
-        head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n" % (status, extra, len(body))
+        head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n" % (
+            status,
+            extra,
+            len(body),
+        )
         self.transport.write(head + body)
 
 
@@ -237,7 +260,10 @@ def _no_done(server, body):
 
 def _gzip(server, body):
     data = gzip.compress(b"data: [DONE]\n\n")
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(data)
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+        % len(data)
+    )
     server.transport.write(head + data)
 
 
@@ -263,11 +289,16 @@ FAULTS = {
     "stall_midway": lambda server, body: server.transport.write(HEAD + Stream(server, server.transport, body).piece),
     "http_429": lambda server, body: server.refuse(b"429 Too Many Requests", b"Retry-After: 1\r\n"),
     "http_503": lambda server, body: server.refuse(b"503 Service Unavailable"),
-    "http_400": lambda server, body: server.refuse(b"400 Bad Request", body=b'{"error":{"message":"max_tokens too large"}}'),
+    "http_400": lambda server, body: server.refuse(
+        b"400 Bad Request", body=b'{"error":{"message":"max_tokens too large"}}'
+    ),
     "redirect": lambda server, body: server.refuse(b"307 Temporary Redirect", b"Location: http://127.0.0.1:1/\r\n"),
     "json_body": lambda server, body: server.refuse(b"200 OK"),
     "stream_error": lambda server, body: server.transport.write(
-        HEAD + chunk(event({"error": {"message": "out of memory", "code": 500}})) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        HEAD
+        + chunk(event({"error": {"message": "out of memory", "code": 500}}))
+        + chunk(b"data: [DONE]\n\n")
+        + b"0\r\n\r\n"
     ),
     "not_http": lambda server, body: server.transport.write(b"SSH-2.0-OpenSSH_9.2\r\n"),
     "bad_chunk": lambda server, body: server.transport.write(HEAD + b"zz\r\nhello\r\n"),
@@ -291,12 +322,18 @@ def main():
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ttft-ms", type=float, default=0.0)
-    parser.add_argument("--gap-ms", type=float, default=10.0, help="time from one chunk to the next, all streams in step")
+    parser.add_argument(
+        "--gap-ms", type=float, default=10.0, help="time from one chunk to the next, all streams in step"
+    )
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
-    parser.add_argument("--burst", type=int, default=0, help="no pace: write this many chunks at a time, as fast as they are read")
+    parser.add_argument(
+        "--burst", type=int, default=0, help="no pace: write this many chunks at a time, as fast as they are read"
+    )
     parser.add_argument("--fewer", type=int, default=0, help="end each answer this many tokens early")
     parser.add_argument("--no-usage", dest="usage", action="store_false")
-    parser.add_argument("--cached", type=float, default=-1.0, help="share of the prompt reported as cached; negative: not reported")
+    parser.add_argument(
+        "--cached", type=float, default=-1.0, help="share of the prompt reported as cached; negative: not reported"
+    )
     parser.add_argument("--fault", choices=sorted(FAULTS))
     parser.add_argument("--fault-every", type=int, default=1)
     options = parser.parse_args()
