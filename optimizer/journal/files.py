@@ -130,6 +130,8 @@ def closed_copy(connection: sqlite3.Connection, dest: Path) -> None:
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy:
             connection.backup(copy)
             copy.execute("PRAGMA journal_mode = DELETE")
+            # The writer of the original does not hold the copy.
+            copy.execute("UPDATE lease SET released_utc = at_utc WHERE released_utc IS NULL")
         descriptor = os.open(draft, os.O_RDONLY)
         try:
             os.fsync(descriptor)
