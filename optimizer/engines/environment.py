@@ -1,0 +1,19 @@
+"""Which environment variables are settings of a server. Responsible for names only; secrets are left out by
+``base.py``."""
+
+import re
+
+_SHARED = (
+    r"NCCL_\w+", r"RCCL_\w+", r"UCX_\w+", r"NVSHMEM_\w+", r"NIXL_\w+", r"MC_\w+",
+    r"OMP_\w+", r"GOMP_\w+", r"KMP_\w+", r"MKL_\w+", r"OPENBLAS_NUM_THREADS",
+    r"CUDA_\w+", r"CUBLAS\w*", r"HIP_\w+", r"ROCR_\w+",
+    r"PYTORCH_\w+", r"TORCH\w*", r"TRITON_\w+", r"FLASHINFER_\w+", r"TRTLLM_\w+", r"DG_\w+",
+    r"MALLOC_\w+", r"LD_PRELOAD", r"TOKENIZERS_PARALLELISM",
+)  # fmt: skip
+
+
+def settings_pattern(*prefixes: str) -> re.Pattern[str]:
+    """A pattern for the shared variables (NCCL, OpenMP, CUDA, torch, ...) and those with one of the engine's
+    prefixes."""
+    names = (*_SHARED, *(prefix + r"\w+" for prefix in prefixes))
+    return re.compile("^(?:" + "|".join(names) + ")$")
