@@ -45,7 +45,7 @@ class Noise(Frozen):
 
 
 class Judgement(Frozen):
-    """Ratio candidate / comparator (> 1 is better, latencies are inverted before), with its interval at ``confidence``."""
+    """Ratio candidate / comparator (> 1 is better, latencies inverted before), with its interval at ``confidence``."""
 
     verdict: Verdict
     final: bool  # false: another look is worth its launch
