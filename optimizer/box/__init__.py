@@ -1,0 +1,1 @@
+"""Everything the tool does to a host, through a transport: find servers, launch, guard, sweep, restore."""

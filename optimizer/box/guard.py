@@ -1,0 +1,146 @@
+"""The dead-man's switch. It waits on the box while a study runs; when the coordinator has been silent for too long, it
+takes our launches down and starts the original server again. Standard library only, Python 3.8 syntax. It acts only
+through the shim's operations, which it holds in memory, and never touches a process by itself.
+
+It runs *with the environment of the original server*: later launches read theirs from ``/proc/<guard>/environ``, so no
+credential leaves the box or touches its disk."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+class Guard:
+    def __init__(self, config):
+        self.config = config
+        self.home = config["home"]
+        self.identity = [os.getpid(), self._start_time()]
+
+    @staticmethod
+    def _start_time():
+        with open("/proc/self/stat", "rb") as file:
+            data = file.read()
+        return int(data[data.rindex(b")") + 2 :].split()[19])
+
+    def path(self, name):
+        return os.path.join(self.home, name)
+
+    def read(self, name):
+        try:
+            with open(self.path(name), "rb") as file:
+                return json.loads(file.read())
+        except (OSError, ValueError):
+            return None
+
+    def write(self, name, record):
+        temporary = self.path(name + ".new")
+        with open(temporary, "w", encoding="ascii") as file:
+            json.dump(record, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, self.path(name))
+
+    def call(self, operation, deadline_s, **arguments):
+        """One operation of the shim, as the coordinator would call it. Returns its answer; never raises."""
+        program = base64.b64decode(self.config["program"])
+        request = dict(arguments, op=operation, nonce="guard%d" % os.getpid(), deadline_s=deadline_s,
+                       root=self.config["root"], study=self.config["study"], lock_wait_s=deadline_s / 2)  # fmt: skip
+        payload = b"%d\n" % len(program) + program + json.dumps(request).encode("ascii")
+        try:
+            done = subprocess.run([sys.executable, "-I", "-c", self.config["bootstrap"]], input=payload,
+                                  stdout=subprocess.PIPE, timeout=deadline_s + 10)  # fmt: skip
+            _, _, rest = done.stdout.partition(b"\n@@guard%d reply " % os.getpid())
+            size, _, body = rest.partition(b"\n")
+            return json.loads(body[: int(size)])
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            return {"ok": False, "kind": "guard_call", "message": "%s: %s" % (operation, error)}
+
+    def say(self, message):
+        print("%.0f %s" % (time.time(), message), flush=True)
+
+    def watch(self):
+        """Until told otherwise. Silence is counted on the monotonic clock, which stands still while the box sleeps."""
+        public = (
+            {name: self.config["original"][name] for name in ("pid", "start_time", "ports")}
+            if (self.config["original"])
+            else None
+        )
+        self.write("guard.json", {
+            "pid": self.identity[0], "start_time": self.identity[1], "boot_id": self.config["boot_id"],
+            "epoch": self.config["epoch"], "minutes": self.config["limit_s"] / 60, "original": public,
+        })  # fmt: skip
+        last, heard = None, time.monotonic()
+        while True:
+            order = (self.read("order.json") or {}).get("order")
+            if order == "disarm":
+                self.write("answer.json", {"order": "disarm", "done": True})
+                os.unlink(self.path("order.json"))
+                return
+            beat = (self.read("heartbeat") or {}).get("beat")
+            if beat != last:
+                last, heard = beat, time.monotonic()
+            if order == "fire":
+                self.fire("asked")
+                return
+            if time.monotonic() - heard > self.config["limit_s"]:
+                self.fire("silent")
+                return
+            time.sleep(self.config["poll_s"])
+
+    def fire(self, reason):
+        self.say("firing: %s" % reason)
+        outcome = {"reason": reason, "epoch": self.config["epoch"], "clean": False, "restored": None, "message": ""}
+        fenced = self.call("fence", 120, epoch=self.config["epoch"])
+        if not fenced["ok"]:
+            self.say(fenced["message"])  # a full disk must not keep the original down: go on
+        for _ in range(10):
+            swept = self.call("sweep", 180, prefix=self.config["study"], keep=[self.config["study"] + ":guard"],
+                              term_s=15, kill_s=30, gpu_wait_s=60)  # fmt: skip
+            outcome["clean"] = swept["ok"] and not swept["result"]["remaining"]
+            if outcome["clean"]:
+                break
+            self.say("not clean yet: %s" % json.dumps(swept))
+            time.sleep(1)
+        if self.config["original"] is not None:
+            outcome["restored"] = outcome["clean"] and self.restore(outcome)
+        elif reason == "silent" or outcome["clean"]:
+            outcome["restored"] = None
+        self.say(json.dumps(outcome))
+        self.write("fired.json", outcome)
+
+    def restore(self, outcome):
+        """Starts the original server and waits until it listens again; three attempts."""
+        original = self.config["original"]
+        for _ in range(3):
+            begun = self.call("start_original", 60, record=original)
+            if not begun["ok"]:
+                outcome["message"] = begun["message"]
+                self.say(begun["message"])
+                time.sleep(2)
+                continue
+            result = begun["result"]
+            outcome.update(pid=result["pid"], start_time=result["start_time"], log=result["log"])
+            end = time.monotonic() + self.config["listen_wait_s"]
+            while time.monotonic() < end:
+                seen = self.call("listening", 30, pid=result["pid"], start_time=result["start_time"],
+                                 ports=original["ports"])  # fmt: skip
+                if seen["ok"] and not seen["result"]["alive"]:
+                    outcome["message"] = "The original server ended again right after its start."
+                    break
+                if seen["ok"] and seen["result"]["listening"]:
+                    outcome["message"] = ""
+                    return True
+                time.sleep(self.config["poll_s"])
+            else:
+                outcome["message"] = "The original server was started and did not listen in time."
+                return False
+        return False
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    Guard(json.loads(sys.stdin.buffer.read())).watch()

@@ -1,0 +1,226 @@
+"""Launches a server under a launch id, exactly once: claim folder, marker in the environment, identity on disk. Runs on
+the box. It never launches twice under one id, and never beside somebody else's listener."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from optimizer.box.plain import look, procfs, redact, spawn, store
+from optimizer.box.plain.procfs import Refused
+from optimizer.box.plain.store import Folder
+
+SECRET_ARGUMENT = b"OPTIMIZER_SECRET_"
+
+
+def guard_identity(folder: Folder, study: str) -> dict[str, Any] | None:
+    """Record of the study's living guard (pid, start_time, ...), None when it is not alive."""
+    record = store.read_record(os.path.join(folder.study(study), "guard.json"))
+    if record is None or record.get("boot_id") != procfs.boot_id():
+        return None
+    return record if procfs.same(int(record["pid"]), int(record["start_time"])) else None
+
+
+def refuse_fenced(folder: Folder, study: str, epoch: int) -> None:
+    """A coordinator whose guard has fired has lost the box until it secures it again."""
+    fenced = store.read_record(os.path.join(folder.study(study), "fenced.json"))
+    if fenced is not None and int(fenced["epoch"]) >= epoch:
+        raise Refused("guard_fired", "The guard took the box back while the coordinator was silent. Nothing was changed now. "
+                      "Resume the study: it re-measures the baseline before it goes on.")  # fmt: skip
+
+
+def without_markers(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    return {
+        name: value for name, value in pairs
+        if name not in (procfs.MARKER, procfs.ROOT_MARKER) and not name.startswith(SECRET_ARGUMENT)
+    }  # fmt: skip
+
+
+def _base(folder: Folder, study: str, base: str) -> tuple[dict[bytes, bytes], dict[str, str], dict[str, Any]]:
+    """(environment, secret arguments, surroundings) that a launch starts from: the login's, or the guard's, which is
+    the original server's."""
+    if base == "login":
+        return without_markers(list(os.environb.items())), {}, {}
+    guard = guard_identity(folder, study)
+    pairs = procfs.environ(guard["pid"]) if guard else None
+    if guard is None or pairs is None:
+        raise Refused("guard_gone", "The guard of study %s is not running, and only it knows the environment of the original "
+                      "server. Nothing was launched." % study)  # fmt: skip
+    secrets = {
+        procfs.text(name[len(SECRET_ARGUMENT) :]): procfs.text(value)
+        for name, value in pairs if name.startswith(SECRET_ARGUMENT)
+    }  # fmt: skip
+    return without_markers(pairs), secrets, spawn.surroundings(guard["pid"])
+
+
+def _arguments(words: list[str], secrets: dict[str, str]) -> list[bytes]:
+    try:
+        return [procfs.raw(redact.reveal(word, secrets)) for word in words]
+    except KeyError as error:
+        raise Refused("secret_missing", "The command line holds a credential (number %s) that only the original server's guard "
+                      "knows, and this launch does not start from it." % error.args[0])  # fmt: skip
+
+
+def sessions_of(claim: str) -> list[int]:
+    """Session that this launch created, as long as no other process can have taken its number."""
+    started = store.read_record(os.path.join(claim, "started.json"))
+    if started is None or started.get("boot_id") != procfs.boot_id():
+        return []
+    leader = procfs.process(int(started["pid"]))
+    return [int(started["pid"])] if leader is None or leader.start_time == started["start_time"] else []
+
+
+def launch(request: dict[str, Any]) -> dict[str, Any]:
+    """Starts ``argv`` as ``study:key`` and answers with its state; a key that was claimed before is not started again.
+
+    Request: study, key, epoch, argv, env (name -> value, None removes), cwd, ports (refused when one of them has a
+    listener), base ("login" or "guard"), keep_log (its log outlives the study), affinity (CPU numbers or None)."""
+    folder, study, key = Folder(request["root"]), request["study"], request["key"]
+    identifier = "%s:%s" % (study, key)
+    claim = folder.claim(study, key)
+    with store.Lock(folder, request["lock_wait_s"]):
+        if os.path.isdir(claim):
+            return dict(_state(folder, identifier), launched=False)
+        refuse_fenced(folder, study, int(request["epoch"]))
+        env, secrets, around = _base(folder, study, request["base"])
+        arguments = _arguments(request["argv"], secrets)
+        if not arguments or not arguments[0]:
+            raise Refused("bad_request", "The command to launch is empty.")
+        for port in request["ports"]:
+            refuse_taken(int(port))
+        for name, value in (request.get("env") or {}).items():
+            if not name or "=" in name or "\0" in name or "\0" in (value or ""):
+                raise Refused("bad_request", "%r cannot be an environment variable." % name)
+            if value is None:
+                env.pop(procfs.raw(name), None)
+            else:
+                env[procfs.raw(name)] = procfs.raw(value)
+        env[procfs.MARKER] = procfs.raw(identifier)
+        env[procfs.ROOT_MARKER] = procfs.raw(folder.root)
+        if request.get("affinity"):
+            around = dict(around, affinity=request["affinity"])
+        log = folder.kept_log(study) if request.get("keep_log") else os.path.join(claim, "server.log")
+        folder.make(os.path.dirname(claim))
+        try:
+            os.mkdir(claim, 0o700)
+        except OSError as error:
+            raise store.unwritable(claim, error)
+        request["crash_point"]("claimed")
+        store.write_record(os.path.join(claim, "claim.json"), {
+            "launch_id": identifier,
+            "boot_id": procfs.boot_id(),
+            "ports": list(store.numbers(request["ports"])),
+            "log": log,
+            "gpu_memory_mib": look.gpu_memory_mib(),
+            "claimed_unix_s": time.time(),
+        })  # fmt: skip
+        output = open_log(folder, log)
+        request["crash_point"]("before_spawn")
+        try:
+            begun = spawn.start(arguments, env, request.get("cwd"), (output, output),
+                                keeper=os.path.join(claim, "exit.json"), around=around)  # fmt: skip
+        except Refused as refused:
+            store.write_record(
+                os.path.join(claim, "exit.json"), {"code": None, "signal": None, "not_started": refused.message}
+            )
+            raise
+        finally:
+            os.close(output)
+        request["crash_point"]("spawned")
+        store.write_record(os.path.join(claim, "started.json"), dict(begun, boot_id=procfs.boot_id()))
+        request["crash_point"]("recorded")
+        return dict(_state(folder, identifier), launched=True)
+
+
+def open_log(folder: Folder, path: str) -> int:
+    folder.make(os.path.dirname(path))
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise store.unwritable(path, error)
+
+
+def refuse_taken(port: int) -> None:
+    sockets = procfs.listeners(port)
+    if sockets:
+        owners = procfs.socket_owners({one.inode for one in sockets})
+        pids = sorted({pid for held in owners.values() for pid in held})
+        names = ["%d (%s)" % (pid, os.path.basename(procfs.text((procfs.argv(pid) or [b"?"])[0]))) for pid in pids]
+        raise Refused("port_busy", "Port %d on the box is taken by %s. Nothing was launched: stop it, or choose another port."
+                      % (port, "process " + ", ".join(names) if names else "a process of another user"),
+                      port=port, pids=pids)  # fmt: skip
+
+
+def state(request: dict[str, Any]) -> dict[str, Any]:
+    """What became of ``study:key``. Waits for a launch that is in progress, so "dead" is final."""
+    folder = Folder(request["root"])
+    identifier = "%s:%s" % (checked_id(request)[0], request["key"])
+    if not os.path.isdir(folder.root):
+        return _not_claimed()
+    with store.Lock(folder, request["lock_wait_s"]):
+        return _state(folder, identifier)
+
+
+def checked_id(request: dict[str, Any]) -> tuple[str, str]:
+    return store.checked(request["study"], "study id"), store.checked(request["key"], "launch key")
+
+
+def _not_claimed() -> dict[str, Any]:
+    return {"state": "not_claimed", "pid": None, "start_time": None, "pids": [], "exit_code": None, "exit_signal": None,
+            "exit_reason": None, "log": None, "ports": [], "rebooted": False}  # fmt: skip
+
+
+def _state(folder: Folder, identifier: str) -> dict[str, Any]:
+    """``alive`` means the main process lives; ``dead`` with pids means that only workers are left."""
+    study, key = store.launch_parts(identifier)
+    claim = folder.claim(study, key)
+    answer = _not_claimed()
+    if not os.path.isdir(claim):
+        return answer
+    record = store.read_record(os.path.join(claim, "claim.json")) or {}
+    started = store.read_record(os.path.join(claim, "started.json"))
+    ended = store.read_record(os.path.join(claim, "exit.json"))
+    living = procfs.family(identifier, folder.root, sessions=sessions_of(claim))
+    if started is None and ended is None and not living:
+        # The shim died around the spawn. A process that is just being executed shows no environment for a moment.
+        time.sleep(0.2)
+        living = procfs.family(identifier, folder.root)
+    # A nested id (`study:7:router` below `study:7`) is a launch of its own.
+    living = {pid: one for pid, one in living.items() if procfs.launch_id(pid, folder.root) in (None, identifier)}
+    if started is None and living:  # the shim died between spawn and record: the process itself is the record
+        leaders = [one for pid, one in living.items() if one.session == pid]
+        if leaders:
+            main = min(leaders, key=lambda one: one.start_time)
+            started = {"pid": main.pid, "start_time": main.start_time, "keeper": None, "boot_id": procfs.boot_id()}
+            store.write_record(os.path.join(claim, "started.json"), started)
+    alive = (
+        started is not None
+        and started["boot_id"] == procfs.boot_id()
+        and started["pid"] in living
+        and (living[started["pid"]].start_time == started["start_time"])
+    )
+    ended = ended or {}
+    started = started or {}
+    answer.update(
+        state="alive" if alive else "dead",
+        pid=started["pid"] if started else None,
+        start_time=started["start_time"] if started else None,
+        pids=sorted(living),
+        exit_code=ended.get("code"),
+        exit_signal=ended.get("signal"),
+        exit_reason=ended.get("not_started"),
+        log=record.get("log"),
+        ports=record.get("ports") or [],
+        rebooted=record.get("boot_id") not in (None, procfs.boot_id()),
+    )
+    return answer
+
+
+def read_log(request: dict[str, Any]) -> dict[str, Any]:
+    """The launch's own log from ``offset`` on; nothing while it was never claimed."""
+    folder = Folder(request["root"])
+    record = store.read_record(os.path.join(folder.claim(*checked_id(request)), "claim.json"))
+    if record is None or not os.path.exists(record["log"]):
+        return {"inode": 0, "size": 0, "offset": 0, "data": ""}
+    return look.read_file({"path": record["log"], "offset": request["offset"], "max_bytes": request["max_bytes"]})

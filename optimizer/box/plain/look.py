@@ -1,0 +1,411 @@
+"""Looks at the box: what it is, which servers run, what a read-only command or a file says, how busy the GPUs are. Runs
+on the box. It starts only the command that it was asked to start, and writes nothing."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pwd
+import re
+import resource
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from typing import Any
+
+from optimizer.box.plain import procfs, redact
+from optimizer.box.plain.procfs import Refused
+
+GPU_COLUMNS = "timestamp,index,utilization.gpu,utilization.memory,memory.used,power.draw,clocks.sm,temperature.gpu"
+
+
+def encode(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _quota_cpus() -> float | None:
+    """CPU limit of the own cgroup (v2, then v1), None without a limit."""
+    own = procfs.text(procfs.read("/proc/self/cgroup") or b"")
+    for line in own.splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        for folder in ("/sys/fs/cgroup" + path, "/sys/fs/cgroup"):
+            words = (procfs.read(folder + "/cpu.max") or b"").split()
+            if len(words) == 2 and words[0] != b"max":
+                return int(words[0]) / int(words[1])
+        if "cpu" in controllers.split(","):
+            for folder in ("/sys/fs/cgroup/cpu" + path, "/sys/fs/cgroup/cpu"):
+                quota = procfs.read(folder + "/cpu.cfs_quota_us")
+                period = procfs.read(folder + "/cpu.cfs_period_us")
+                if quota and period and int(quota) > 0:
+                    return int(quota) / int(period)
+    return None
+
+
+def _meminfo() -> dict[str, int]:
+    rows = {}
+    for line in procfs.text(procfs.read("/proc/meminfo") or b"").splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[1].isdigit():
+            rows[words[0].rstrip(":")] = int(words[1]) * 1024
+    return rows
+
+
+def hello(request: dict[str, Any]) -> dict[str, Any]:
+    """Facts of the box that need no privilege. Bytes and seconds throughout."""
+    home = os.path.expanduser("~")
+    memory = _meminfo()
+
+    def free(path: str) -> int | None:
+        try:
+            disk = os.statvfs(path)
+        except OSError:
+            return None
+        return disk.f_bavail * disk.f_frsize
+
+    writable = os.access(home, os.W_OK) and not os.statvfs(home).f_flag & os.ST_RDONLY if os.path.isdir(home) else False
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        user = str(os.geteuid())
+    return {
+        "boot_id": procfs.boot_id(),
+        "hostname": os.uname().nodename,
+        "kernel": os.uname().release,
+        "machine": os.uname().machine,
+        "python": list(sys.version_info[:3]),
+        "python_path": sys.executable,
+        "user": user,
+        "uid": os.geteuid(),
+        "home": home,
+        "home_writable": bool(writable),
+        "root": request["root"],
+        "cpus": len(os.sched_getaffinity(0)),
+        "cpu_quota": _quota_cpus(),
+        "memory_bytes": memory.get("MemTotal", 0),
+        "memory_available_bytes": memory.get("MemAvailable", 0),
+        "disk_free_bytes": free(home),
+        "shm_free_bytes": free("/dev/shm"),
+        "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "clock_unix_s": time.time(),
+        "clock_monotonic_s": time.monotonic(),
+        "nvidia_smi": shutil.which("nvidia-smi"),
+        "sees_other_processes": procfs.process(1) is not None,
+    }
+
+
+def command(request: dict[str, Any]) -> dict[str, Any]:
+    """Runs one command to its end. ``argv`` list, ``env`` changes (None removes), ``stdin`` base64, ``timeout_s``,
+    ``max_bytes`` for each of the two outputs. The command's whole session is killed at the time limit."""
+    environment = dict(os.environb)
+    for name, value in (request.get("env") or {}).items():
+        if value is None:
+            environment.pop(procfs.raw(name), None)
+        else:
+            environment[procfs.raw(name)] = procfs.raw(value)
+    cap = int(request["max_bytes"])
+    try:
+        child = subprocess.Popen(
+            [procfs.raw(word) for word in request["argv"]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd=procfs.raw(request["cwd"]) if request.get("cwd") else None,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return {
+            "exit": None,
+            "stdout": "",
+            "stderr": "",
+            "timed_out": False,
+            "truncated": False,
+            "not_started": str(error),
+        }
+    assert child.stdout is not None and child.stderr is not None
+    outputs = {child.stdout: bytearray(), child.stderr: bytearray()}
+    open_streams = set(outputs)
+    end = time.monotonic() + float(request["timeout_s"])
+    truncated, timed_out = False, False
+    try:
+        while open_streams and not timed_out:
+            left = end - time.monotonic()
+            ready = select.select(list(open_streams), [], [], max(0.0, min(left, 0.5)))[0]
+            for stream in ready:
+                data = os.read(stream.fileno(), 1 << 16)
+                if not data:
+                    open_streams.discard(stream)
+                room = cap - len(outputs[stream])
+                outputs[stream] += data[: max(0, room)]
+                truncated = truncated or len(data) > room
+            # A command may leave a child behind that keeps the pipe open: its own end is what counts.
+            if not ready and child.poll() is not None:
+                break
+            timed_out = left <= 0
+        if not timed_out:
+            try:
+                child.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                timed_out = True
+    finally:
+        if child.poll() is None:
+            try:
+                os.killpg(child.pid, signal.SIGKILL)
+            except OSError:
+                child.kill()
+            child.wait()
+    out, err = (bytes(outputs[stream]) for stream in (child.stdout, child.stderr))
+    return {
+        "exit": None if timed_out else child.returncode,
+        "stdout": encode(out),
+        "stderr": encode(err),
+        "timed_out": timed_out,
+        "truncated": truncated,
+        "not_started": None,
+    }
+
+
+def read_file(request: dict[str, Any]) -> dict[str, Any]:
+    """Part of a regular file: from ``offset`` (negative counts from the end), at most ``max_bytes``. (inode, offset)
+    tells a reader that comes back whether it is still the same file."""
+    path = procfs.raw(request["path"])
+    if path.startswith(b"~/"):
+        path = os.path.expanduser(path)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Refused("unreadable", "Cannot read %s on the box: %s." % (procfs.text(path), error.strerror),
+                      missing=isinstance(error, FileNotFoundError))  # fmt: skip
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise Refused("unreadable", "%s on the box is not a regular file." % procfs.text(path), missing=False)
+        offset = int(request["offset"])
+        if offset < 0:
+            offset = max(0, status.st_size + offset)
+        data = os.pread(handle, int(request["max_bytes"]), offset)
+        return {"inode": status.st_ino, "size": status.st_size, "offset": offset, "data": encode(data)}
+    finally:
+        os.close(handle)
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+_MODULES = {
+    "sglang.launch_server": "sglang",
+    "sglang_router.launch_router": "sglang-router",
+    "sglang_router.launch_server": "sglang-router",
+    "vllm.entrypoints.openai.api_server": "vllm",
+}
+_COMMANDS = {"llama-server": "llamacpp", "sglang-router": "sglang-router"}
+_WITH_SERVE = {"sglang": "sglang", "vllm": "vllm", "sglang.cli.main": "sglang", "vllm.entrypoints.cli.main": "vllm"}
+
+
+def engine_of(arguments: list[str], also: dict[str, str]) -> str | None:
+    """Engine that this command line starts, None for everything else. Only the program counts: a shell, an editor or a
+    ``grep`` that merely mentions a server in its arguments is none. ``also`` maps more modules or programs to
+    engines."""
+    if not arguments:
+        return None
+    name, rest = os.path.basename(arguments[0]), arguments[1:]
+    if re.match(r"(python|pypy)[0-9.]*$", name):
+        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+            rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
+        if not rest or rest[0] == "-c":
+            return None
+        name, rest = (rest[1], rest[2:]) if rest[0] == "-m" and len(rest) > 1 else (os.path.basename(rest[0]), rest[1:])
+    if name.endswith(".py"):
+        name = name[:-3]
+    if name in also:
+        return also[name]
+    if name == "launch_server" and "sglang" in arguments[1 if len(arguments) > 1 else 0]:
+        return "sglang"
+    if name in _WITH_SERVE and rest[:1] == ["serve"]:
+        return _WITH_SERVE[name]
+    return _MODULES.get(name) or _COMMANDS.get(name)
+
+
+def supervisor_of(pid: int) -> str | None:
+    """Name of what would start this process again or keeps it apart: a systemd unit or a container. None when its
+    control group is also ours, or says nothing."""
+    own = procfs.read("/proc/self/cgroup")
+    theirs = procfs.read("/proc/%d/cgroup" % pid)
+    if not theirs or theirs == own:
+        return None
+    found = None
+    for line in procfs.text(theirs).splitlines():
+        path = line.split(":", 2)[-1]
+        container = re.search(r"(?:docker|libpod|crio|cri-containerd)[-/]([0-9a-f]{12})", path)
+        if container or "/kubepods" in path:
+            return "container " + (container.group(1) if container else path.rsplit("/", 1)[-1])
+        units = [part for part in path.split("/") if part.endswith(".service") and not part.startswith("user@")]
+        found = found or (units[-1] if units else None)
+    return found
+
+
+def status_ids(pid: int) -> tuple[int, int, list[int]]:
+    """(effective uid, effective gid, supplementary groups)."""
+    uid, gid = -1, -1
+    groups: list[int] = []
+    for line in procfs.text(procfs.read("/proc/%d/status" % pid) or b"").splitlines():
+        words = line.split()
+        if line.startswith("Uid:"):
+            uid = int(words[2])
+        elif line.startswith("Gid:"):
+            gid = int(words[2])
+        elif line.startswith("Groups:"):
+            groups = [int(word) for word in words[1:]]
+    return uid, gid, groups
+
+
+def output_files(pid: int) -> dict[str, str | None]:
+    """Where stdout ("1") and stderr ("2") of a process go, when that is a regular file that still has a name."""
+    targets: dict[str, str | None] = {}
+    for handle in ("1", "2"):
+        path = "/proc/%d/fd/%s" % (pid, handle)
+        target = procfs.link(path)
+        try:
+            opened = os.stat(path)
+            named = os.stat(target) if target else None
+        except OSError:
+            named = None
+        regular = named is not None and stat.S_ISREG(opened.st_mode)
+        same_file = named is not None and (named.st_ino, named.st_dev) == (opened.st_ino, opened.st_dev)
+        targets[handle] = procfs.text(target) if target and regular and same_file else None
+    return targets
+
+
+def describe(pid: int, processes: dict[int, procfs.Process], ports: list[int], engine: str | None,
+             root: str) -> dict[str, Any]:  # fmt: skip
+    """Everything about a server that may leave the box."""
+    one = processes[pid]
+    pairs = procfs.environ(pid)
+    arguments, hidden = redact.hide_arguments([procfs.text(word) for word in procfs.argv(pid)])
+    uid, _, _ = status_ids(pid)
+    directory, program = procfs.link("/proc/%d/cwd" % pid), procfs.link("/proc/%d/exe" % pid)
+    return {
+        "pid": pid,
+        "start_time": one.start_time,
+        "boot_id": procfs.boot_id(),
+        "engine": engine,
+        "argv": arguments,
+        "secret_arguments": len(hidden),
+        "cwd": procfs.text(directory) if directory else None,
+        "exe": procfs.text(program) if program else None,
+        "uid": uid,
+        "ports": sorted(set(ports)),
+        "env": redact.hide_environment({procfs.text(name): procfs.text(value) for name, value in pairs or ()}),
+        "env_readable": pairs is not None,
+        "logs": sorted({path for path in output_files(pid).values() if path}),
+        "supervisor": supervisor_of(pid),
+        "launch_id": procfs.launch_id(pid, root),
+    }
+
+
+def find_servers(request: dict[str, Any]) -> dict[str, Any]:
+    """Servers by the look of their command line, and whoever owns ``port``. One entry per server: workers are counted
+    to the process that started them."""
+    also = request.get("also") or {}
+    processes = procfs.table()
+    home = os.path.expanduser("~")
+
+    def visible(pid: int) -> bool:
+        # Simulated boxes share this machine: theirs are the processes with their home.
+        return not request.get("same_home") or dict(procfs.environ(pid) or ()).get(b"HOME") == procfs.raw(home)
+
+    engines: dict[int, str | None] = {}
+    for pid in processes:
+        engine = engine_of([procfs.text(word) for word in procfs.argv(pid)], also)
+        if engine is not None and visible(pid):
+            engines[pid] = engine
+    sockets = {one.inode: one.port for one in procfs.listeners()}
+    ports: dict[int, set[int]] = {}
+    for inode, owners in procfs.socket_owners(set(sockets)).items():
+        for pid in owners:
+            ports.setdefault(pid, set()).add(sockets[inode])
+    mains = [pid for pid in engines if not (procfs.ancestors(processes[pid].ppid, processes) & set(engines))]
+    trees = {pid: procfs.descendants([pid], processes) | {pid} for pid in mains}
+    if request.get("port"):
+        covered = set().union(*trees.values()) if trees else set()
+        holders = {pid for pid in processes if request["port"] in ports.get(pid, ()) and pid not in covered}
+        for pid in sorted(holders):
+            if not procfs.ancestors(processes[pid].ppid, processes) & holders:
+                mains.append(pid)
+                trees[pid] = procfs.descendants([pid], processes) | {pid}
+    found = []
+    for pid in sorted(mains):
+        owned = sorted(set().union(*(ports.get(member, set()) for member in trees[pid])))
+        found.append(describe(pid, processes, owned, engines.get(pid), request["root"]))
+    unknown = (
+        bool(request.get("port"))
+        and request["port"] in sockets.values()
+        and not any(request["port"] in one["ports"] for one in found)
+    )
+    return {"servers": found, "port_owner_hidden": unknown}
+
+
+def port_listeners(request: dict[str, Any]) -> dict[str, Any]:
+    """Who listens on ``port``; ``ours`` for sockets all of whose visible owners belong to ``launch_id``."""
+    sockets = procfs.listeners(int(request["port"]))
+    owners = procfs.socket_owners({one.inode for one in sockets})
+    ours: set[int] = set()
+    if request.get("launch_id") and sockets:
+        ours = set(procfs.family(request["launch_id"], request["root"]))
+    return {
+        "listeners": [
+            {
+                "port": one.port,
+                "address": one.address,
+                "inode": one.inode,
+                "pids": owners.get(one.inode, []),
+                "ours": bool(owners.get(one.inode)) and set(owners[one.inode]) <= ours,
+            }
+            for one in sockets
+        ]
+    }
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def gpu_memory_mib(timeout_s: float = 10.0) -> list[int] | None:
+    """Memory in use per GPU. None where there is no nvidia-smi, or it hangs or speaks another language."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=timeout_s,
+        )  # fmt: skip
+        return [int(float(line)) for line in done.stdout.split()] if done.returncode == 0 else None
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
+def sample_gpu(request: dict[str, Any]) -> dict[str, Any]:
+    """One line per GPU and second for ``duration_s``, columns as in ``gpu.csv``: time, index, SM utilisation, memory
+    utilisation, memory used, power, SM clock, temperature. Empty text where there is no nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return {"csv": "", "available": False}
+    end = time.monotonic() + float(request["duration_s"])
+    child = subprocess.Popen(
+        ["nvidia-smi", "--query-gpu=" + GPU_COLUMNS, "--format=csv,noheader", "-l", "1"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert child.stdout is not None
+    rows = bytearray()
+    try:
+        while time.monotonic() < end and len(rows) < int(request["max_bytes"]):
+            if select.select([child.stdout], [], [], max(0.0, min(0.5, end - time.monotonic())))[0]:
+                data = os.read(child.stdout.fileno(), 1 << 16)
+                if not data:
+                    break
+                rows += data
+    finally:
+        child.kill()
+        child.wait()
+    return {"csv": bytes(rows).decode("utf-8", "replace"), "available": True}

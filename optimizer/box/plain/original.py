@@ -1,0 +1,240 @@
+"""The server that was there before us, and the guard that brings it back: recording it, arming the guard, orders to the
+guard, starting the original again. Runs on the box. Credentials of the original go from its process to the guard's
+memory and nowhere else."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from typing import Any
+
+from optimizer.box.plain import launch, look, procfs, redact, spawn, store
+from optimizer.box.plain.procfs import Refused
+from optimizer.box.plain.store import Folder
+
+GUARD_KEY = "guard"
+
+
+def _record(pid: int, start_time: int, root: str) -> dict[str, Any]:
+    """Everything needed to start this process again, credentials included: it stays on the box, in memory."""
+    if not procfs.same(pid, start_time):
+        raise Refused("original_gone", "Process %d is not the server that was found before; look again." % pid)
+    pairs = procfs.environ(pid)
+    directory, program = procfs.link("/proc/%d/cwd" % pid), procfs.link("/proc/%d/exe" % pid)
+    if pairs is None or directory is None or program is None:
+        raise Refused("unreadable", "The environment of process %d cannot be read, so it could not be started again as it was. "
+                      "Run the tool as the user who started it." % pid)  # fmt: skip
+    uid, gid, groups = look.status_ids(pid)
+    if uid != os.geteuid() and os.geteuid() != 0:
+        raise Refused("foreign_user", "Process %d belongs to another user (uid %d); only that user or root may stop and restart it."
+                      % (pid, uid))  # fmt: skip
+    supervisor = look.supervisor_of(pid)
+    if supervisor is not None:
+        raise Refused("supervised", "Process %d is run by %s, which would start it again or keeps it apart from us. Stop it there "
+                      "(systemctl stop, docker stop) and describe it with --launch instead." % (pid, supervisor))  # fmt: skip
+    processes = procfs.table()
+    members = procfs.descendants([pid], processes) | {pid}
+    sockets = {one.inode: one.port for one in procfs.listeners()}
+    ports = {sockets[inode] for inode, owners in procfs.socket_owners(set(sockets)).items() if set(owners) & members}
+    return {
+        "pid": pid,
+        "start_time": start_time,
+        "argv": [procfs.text(word) for word in procfs.argv(pid)],
+        "exe": procfs.text(program),
+        "cwd": procfs.text(directory),
+        "outputs": look.output_files(pid),
+        "silent": procfs.link("/proc/%d/fd/1" % pid) == b"/dev/null",
+        "identity": {"uid": uid, "gid": gid, "groups": groups},
+        "around": spawn.surroundings(pid),
+        "ports": sorted(ports),
+        "launch_id": procfs.launch_id(pid, root),
+    }
+
+
+def secure(request: dict[str, Any]) -> dict[str, Any]:
+    """Arms the study's guard, once: a second call answers with the living one. Request: study, epoch, original (pid and
+    start_time) or None, minutes, program and guard (base64 sources), bootstrap, ready_wait_s, poll_s, listen_wait_s."""
+    folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
+    epoch = int(request["epoch"])
+    with store.Lock(folder, request["lock_wait_s"]):
+        living = launch.guard_identity(folder, study)
+        if living is not None and int(living["epoch"]) == epoch:
+            return {"guard": living, "armed": False}
+        if living is not None:
+            raise Refused("guard_alive", "An older guard of study %s still runs; disarm it first." % study)
+        launch.refuse_fenced(folder, study, epoch)
+        home = folder.make(folder.study(study))
+        claim = folder.make(folder.claim(study, GUARD_KEY))
+        wanted = request.get("original")
+        record = _record(int(wanted["pid"]), int(wanted["start_time"]), folder.root) if wanted else None
+        hidden = redact.hide_arguments(record["argv"]) if record else ([], {})
+        pairs = procfs.environ(record["pid"]) if record else list(os.environb.items())
+        env = launch.without_markers(pairs or [])
+        if record:
+            _write_redacted(home, record, hidden[0], env)
+        env.update(
+            {launch.SECRET_ARGUMENT + procfs.raw(number): procfs.raw(value) for number, value in hidden[1].items()}
+        )
+        env[procfs.MARKER] = procfs.raw("%s:%s" % (study, GUARD_KEY))
+        env[procfs.ROOT_MARKER] = procfs.raw(folder.root)
+        for stale in ("order.json", "fired.json", "guard.json", "heartbeat", "answer.json"):
+            if os.path.exists(os.path.join(home, stale)):
+                os.unlink(os.path.join(home, stale))
+        config = {
+            "root": folder.root, "study": study, "epoch": epoch, "home": home, "original": record,
+            "limit_s": float(request["minutes"]) * 60.0, "poll_s": float(request["poll_s"]),
+            "listen_wait_s": float(request["listen_wait_s"]), "program": request["program"],
+            "bootstrap": request["bootstrap"], "boot_id": procfs.boot_id(),
+        }  # fmt: skip
+        source = base64.b64decode(request["guard"])
+        payload = b"%d\n" % len(source) + source + json.dumps(config).encode("ascii")
+        log = launch.open_log(folder, os.path.join(claim, "guard.log"))
+        try:
+            begun = spawn.start(
+                [procfs.raw(request["python"]), b"-I", b"-c", procfs.raw(request["bootstrap"])], env, home, (log, log),
+                stdin=payload, around=record["around"] if record else None,
+            )  # fmt: skip
+        finally:
+            os.close(log)
+        request["crash_point"]("guard_spawned")
+        end = time.monotonic() + float(request["ready_wait_s"])
+        while time.monotonic() < end:
+            living = launch.guard_identity(folder, study)
+            if living is not None and living["pid"] == begun["pid"]:
+                return {"guard": living, "armed": True}
+            if not procfs.same(begun["pid"], begun["start_time"]):
+                break
+            time.sleep(0.02)
+        said = procfs.text(procfs.read(os.path.join(claim, "guard.log")) or b"")[-2000:]
+        raise Refused(
+            "guard_failed", "The guard did not start on the box, so nothing will be changed there. It said: %s" % said
+        )
+
+
+def _write_redacted(home: str, record: dict[str, Any], arguments: list[str], env: dict[bytes, bytes]) -> None:
+    shown = redact.hide_environment({procfs.text(name): procfs.text(value) for name, value in env.items()})
+    store.write_record(os.path.join(home, "original.json"), dict(record, argv=arguments, env=shown))
+
+
+def guard_status(request: dict[str, Any]) -> dict[str, Any]:
+    """What the guard is, did, and answered."""
+    folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
+    home = folder.study(study)
+    return {
+        "guard": launch.guard_identity(folder, study),
+        "fired": store.read_record(os.path.join(home, "fired.json")),
+        "answer": store.read_record(os.path.join(home, "answer.json")),
+        "fenced": store.read_record(os.path.join(home, "fenced.json")),
+        "recorded": os.path.exists(os.path.join(home, "original.json")),
+    }
+
+
+def order(request: dict[str, Any]) -> dict[str, Any]:
+    """Tells the guard to ``fire`` (bring the original back now) or to ``disarm`` (end). It answers within its poll."""
+    folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
+    if request["order"] not in ("fire", "disarm"):
+        raise Refused("bad_request", "Unknown order %r." % request["order"])
+    living = launch.guard_identity(folder, study)
+    if living is not None:
+        store.write_record(os.path.join(folder.study(study), "order.json"), {"order": request["order"]})
+    return {"guard": living}
+
+
+def fence(request: dict[str, Any]) -> dict[str, Any]:
+    """From here on the coordinator's launches of this epoch are refused."""
+    folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
+    with store.Lock(folder, request["lock_wait_s"]):
+        store.write_record(os.path.join(folder.study(study), "fenced.json"), {"epoch": int(request["epoch"])})
+    return {}
+
+
+def _running_already(record: dict[str, Any]) -> procfs.Process | None:
+    """A living process with the original's command line and directory that nothing of the kind started."""
+    wanted = [procfs.raw(word) for word in record["argv"]]
+    processes = procfs.table()
+    alike = {pid for pid in processes if procfs.argv(pid) == wanted
+             and procfs.link("/proc/%d/cwd" % pid) == procfs.raw(record["cwd"])}  # fmt: skip
+    tops = [pid for pid in alike if processes[pid].ppid not in alike]
+    return processes[min(tops)] if tops else None
+
+
+def start_original(request: dict[str, Any]) -> dict[str, Any]:
+    """Starts the original server again: its arguments, directory, environment and log files, without any marker of
+    ours. Does nothing when it runs. ``record`` comes from the guard, or is absent: then the redacted record on disk
+    must do, and a credential that it lacks is an error that names it."""
+    folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
+    with store.Lock(folder, request["lock_wait_s"]):
+        record = request.get("record")
+        if record is not None:
+            guard = launch.guard_identity(folder, study)
+            pairs = procfs.environ(guard["pid"]) if guard else None
+            if pairs is None:
+                raise Refused("guard_gone", "The guard's environment is gone, and with it the original server's.")
+            env = launch.without_markers(pairs)
+        else:
+            record = store.read_record(os.path.join(folder.study(study), "original.json"))
+            if record is None:
+                raise Refused("no_original", "Study %s has recorded no original server on this box." % study)
+            env = _environment_on_disk(record)
+        running = _running_already(record)
+        if running is not None:
+            return {"pid": running.pid, "start_time": running.start_time, "started": False, "log": None}
+        for port in record["ports"]:
+            launch.refuse_taken(int(port))
+        if record.get("launch_id"):  # a server that an earlier study left running on purpose
+            env[procfs.MARKER] = procfs.raw(record["launch_id"])
+            env[procfs.ROOT_MARKER] = procfs.raw(folder.root)
+        handles, kept = _outputs(folder, study, record)
+        arguments = [procfs.raw(word) for word in record["argv"]]
+        try:
+            begun = spawn.start(arguments, env, record["cwd"], (handles[0], handles[1]), around=record["around"],
+                                identity=record["identity"])  # fmt: skip
+        finally:
+            for handle in set(handles):
+                os.close(handle)
+        return {"pid": begun["pid"], "start_time": begun["start_time"], "started": True, "log": kept}
+
+
+def _environment_on_disk(record: dict[str, Any]) -> dict[bytes, bytes]:
+    missing = sorted(name for name, value in record["env"].items() if value == redact.HIDDEN)
+    hidden = [word for word in record["argv"] if "«secret:" in word]
+    if missing or hidden:
+        raise Refused("secret_missing", "The guard is gone, and with it credentials of the original server. Start it by hand in %s: "
+                      "%s%s" % (record["cwd"], "".join(name + "=... " for name in missing), " ".join(record["argv"])),
+                      names=missing, argv=record["argv"], cwd=record["cwd"])  # fmt: skip
+    return {procfs.raw(name): procfs.raw(value) for name, value in record["env"].items()}
+
+
+def _outputs(folder: Folder, study: str, record: dict[str, Any]) -> Any:
+    """Descriptors for stdout and stderr: the same files as before, opened to append; a terminal or pipe that is gone is
+    replaced by the kept log."""
+    kept = None
+    handles: list[int] = []
+    for name in ("1", "2"):
+        path = record["outputs"].get(name)
+        if path is None and record["silent"]:
+            handles.append(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+            continue
+        try:
+            handles.append(
+                os.open(procfs.raw(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644) if path else -1
+            )
+        except OSError:
+            handles.append(-1)
+        if handles[-1] < 0:
+            kept = folder.kept_log(study)
+            handles[-1] = launch.open_log(folder, kept)
+    return handles, kept
+
+
+def listening(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether the process (pid, start_time) lives and its family listens on all of ``ports``."""
+    pid = int(request["pid"])
+    if not procfs.same(pid, int(request["start_time"])):
+        return {"alive": False, "listening": False}
+    members = procfs.descendants([pid], procfs.table()) | {pid}
+    sockets = {one.inode: one.port for one in procfs.listeners()}
+    owned = {sockets[inode] for inode, owners in procfs.socket_owners(set(sockets)).items() if set(owners) & members}
+    return {"alive": True, "listening": set(store.numbers(request["ports"])) <= owned}

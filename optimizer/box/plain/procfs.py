@@ -1,0 +1,247 @@
+"""Reads ``/proc``: processes with their identity (pid and start time), environment, descendants, and who listens on
+which port. Runs on the box. It never writes and never sends a signal."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+MARKER = b"OPTIMIZER_LAUNCH_ID"
+# Two boxes may share one machine (simulated boxes, containers without a PID namespace): a process is ours only if it
+# also belongs to the same folder.
+ROOT_MARKER = b"OPTIMIZER_ROOT"
+
+
+class Refused(Exception):
+    """The operation was not done, on purpose or because it cannot be. ``kind`` is for programs, ``message`` for
+    people."""
+
+    def __init__(self, kind: str, message: str, **more: object) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.more = more
+
+
+class Process(NamedTuple):
+    """One line of the process table. ``start_time`` is in clock ticks since boot, so (pid, start_time) is unique per
+    boot."""
+
+    pid: int
+    ppid: int
+    session: int
+    state: str
+    start_time: int
+
+
+class Listener(NamedTuple):
+    """A listening TCP socket of this network namespace."""
+
+    port: int
+    address: str
+    inode: int
+
+
+def text(raw: bytes) -> str:
+    """Bytes of the operating system as a string that survives JSON and turns back into the same bytes."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def raw(value: str) -> bytes:
+    return value.encode("utf-8", "surrogateescape")
+
+
+def read(path: str, cap: int = 1 << 22) -> bytes | None:
+    """Content of a small kernel file, or None when it is gone or not ours to read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        data = bytearray()
+        while len(data) < cap:
+            # In small pieces: files under /proc/sys refuse a buffer of megabytes.
+            piece = os.read(handle, 1 << 16)
+            if not piece:
+                break
+            data += piece
+        return bytes(data)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def boot_id() -> str:
+    return (read("/proc/sys/kernel/random/boot_id") or b"unknown").decode("ascii", "replace").strip()
+
+
+def process(pid: int) -> Process | None:
+    """The living process with this pid; None when there is none or only its zombie is left."""
+    data = read("/proc/%d/stat" % pid)
+    if not data:
+        return None
+    try:
+        # The command name may hold blanks and brackets: fields are counted from its last closing bracket.
+        fields = data[data.rindex(b")") + 2 :].split()
+        state = fields[0].decode("ascii", "replace")
+        if state in ("Z", "X", "x"):
+            return None
+        return Process(pid, int(fields[1]), int(fields[3]), state, int(fields[19]))
+    except (ValueError, IndexError):
+        return None
+
+
+def table() -> dict[int, Process]:
+    """All living processes by pid."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            one = process(int(name))
+            if one is not None:
+                found[one.pid] = one
+    return found
+
+
+def same(pid: int, start_time: int) -> bool:
+    """True while the process with this identity lives; a reused pid has another start time."""
+    one = process(pid)
+    return one is not None and one.start_time == start_time
+
+
+def environ(pid: int) -> list[tuple[bytes, bytes]] | None:
+    """Environment that the process was started with, in its order; None when unreadable."""
+    data = read("/proc/%d/environ" % pid, 1 << 24)
+    if data is None:
+        return None
+    pairs = []
+    for item in data.split(b"\0"):
+        name, equals, value = item.partition(b"=")
+        if equals:
+            pairs.append((name, value))
+    return pairs
+
+
+def argv(pid: int) -> list[bytes]:
+    data = read("/proc/%d/cmdline" % pid, 1 << 24)
+    return data.split(b"\0")[:-1] if data else []
+
+
+def link(path: str) -> bytes | None:
+    try:
+        return os.readlink(os.fsencode(path))
+    except OSError:
+        return None
+
+
+def launch_id(pid: int, root: str) -> str | None:
+    """Launch id of a process of ours; None for everybody else's."""
+    pairs = dict(environ(pid) or ())
+    if MARKER in pairs and pairs.get(ROOT_MARKER) == raw(root):
+        return text(pairs[MARKER])
+    return None
+
+
+def matches(launch: str, prefix: str) -> bool:
+    """``study`` matches ``study:7`` and ``study:7:router``; ``study:7`` does not match ``study:70``."""
+    return launch == prefix or launch.startswith(prefix + ":")
+
+
+def descendants(roots: Iterable[int], processes: dict[int, Process]) -> set[int]:
+    """Pids below ``roots`` (without them)."""
+    children: dict[int, list[int]] = {}
+    for one in processes.values():
+        children.setdefault(one.ppid, []).append(one.pid)
+    below: set[int] = set()
+    queue = list(roots)
+    while queue:
+        for child in children.get(queue.pop(), ()):
+            if child not in below:
+                below.add(child)
+                queue.append(child)
+    return below
+
+
+def ancestors(pid: int, processes: dict[int, Process]) -> set[int]:
+    above: set[int] = set()
+    while pid in processes and pid not in above:
+        above.add(pid)
+        pid = processes[pid].ppid
+    return above
+
+
+def family(prefix: str, root: str, keep: Iterable[str] = (), sessions: Iterable[int] = ()) -> dict[int, Process]:
+    """Living processes of the launches under ``prefix``: those with the marker, what descends from them, and the
+    members of the sessions that they lead (an engine may start a child with a cleaned environment). ``sessions`` are
+    session ids that a launch is known to have created, for the case that its leader is gone. Launches under ``keep``
+    are left out with their descendants, and so are the caller and its ancestors."""
+    processes = table()
+    marked: set[int] = set()
+    kept: set[int] = set()
+    for pid in processes:
+        launch = launch_id(pid, root)
+        if launch is not None:
+            (kept if any(matches(launch, one) for one in keep) else marked if matches(launch, prefix) else set()).add(
+                pid
+            )
+    led = {pid for pid in marked if processes[pid].session == pid} | set(sessions)
+    ours = set(marked) | {pid for pid, one in processes.items() if one.session in led}
+    ours |= descendants(ours, processes)
+    ours -= kept | descendants(kept, processes)
+    ours -= ancestors(os.getpid(), processes)
+    ours.discard(1)
+    return {pid: processes[pid] for pid in ours}
+
+
+def _address(word: bytes) -> str:
+    """``0100007F`` or its IPv6 sibling, as the kernel prints it: 32-bit words in the machine's byte order."""
+    data = bytes.fromhex(word.decode("ascii"))
+    words = struct.unpack(">%dI" % (len(data) // 4), data)
+    packed = struct.pack("=%dI" % len(words), *words)
+    if len(packed) == 4:
+        return ".".join(str(byte) for byte in packed)
+    return ":".join("%x" % group for group in struct.unpack(">8H", packed))
+
+
+def listeners(port: int | None = None) -> list[Listener]:
+    """Listening TCP sockets, IPv4 and IPv6, all or those of one port. Raises Refused when the kernel's table is hidden:
+    "nobody listens" must never be the answer to "cannot see"."""
+    found, readable = [], False
+    for name in ("/proc/net/tcp", "/proc/net/tcp6"):
+        data = read(name, 1 << 26)
+        if data is None:
+            continue
+        readable = True
+        for row in data.splitlines()[1:]:
+            fields = row.split()
+            if len(fields) > 9 and fields[3] == b"0A":
+                address, _, number = fields[1].rpartition(b":")
+                one = Listener(int(number, 16), _address(address), int(fields[9]))
+                if port is None or one.port == port:
+                    found.append(one)
+    if not readable:
+        raise Refused("unreadable", "The table of listening ports (/proc/net/tcp) cannot be read on the box, so nobody can "
+                      "tell who owns a port. Run the tool as a user who may read it.")  # fmt: skip
+    return found
+
+
+def socket_owners(inodes: set[int]) -> dict[int, list[int]]:
+    """inode -> pids that hold this socket open. A socket of another user's process has no visible owner."""
+    owners: dict[int, list[int]] = {}
+    if not inodes:
+        return owners
+    wanted = {("socket:[%d]" % inode).encode("ascii"): inode for inode in inodes}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            handles = os.listdir("/proc/%s/fd" % name)
+        except OSError:
+            continue
+        for handle in handles:
+            inode = wanted.get(link("/proc/%s/fd/%s" % (name, handle)) or b"")
+            if inode is not None and int(name) not in owners.setdefault(inode, []):
+                owners[inode].append(int(name))
+    return owners

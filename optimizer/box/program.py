@@ -1,0 +1,36 @@
+"""Packs the files that run on the box into one source text. It decides nothing about what the program does."""
+
+from functools import cache
+from importlib import resources
+
+from optimizer.transport.base import BOOTSTRAP as BOOTSTRAP
+
+_MODULES = ("procfs", "redact", "look", "store", "spawn", "launch", "sweep", "original", "job")
+_PROLOGUE = """\
+import sys, types
+for _name in ("optimizer", "optimizer.box", "optimizer.box.plain"):
+    _package = sys.modules[_name] = types.ModuleType(_name)
+    _package.__path__ = []
+for _name, _text in _sources:
+    _module = sys.modules[_name] = types.ModuleType(_name)
+    setattr(sys.modules[_name.rpartition(".")[0]], _name.rpartition(".")[2], _module)
+    exec(compile(_text, "<" + _name + ">", "exec", dont_inherit=True), _module.__dict__)
+sys.modules["optimizer.box.shim"].main()
+"""
+
+
+def _text(*parts: str) -> str:
+    return resources.files("optimizer.box").joinpath(*parts).read_text(encoding="utf-8")
+
+
+@cache
+def shim_program() -> bytes:
+    """Source text whose execution reads one request from the rest of standard input and answers it."""
+    sources = [(f"optimizer.box.plain.{name}", _text("plain", f"{name}.py")) for name in _MODULES]
+    sources.append(("optimizer.box.shim", _text("shim.py")))
+    return f"_sources = {sources!a}\n{_PROLOGUE}".encode("ascii")
+
+
+@cache
+def guard_program() -> bytes:
+    return _text("guard.py").encode("utf-8")

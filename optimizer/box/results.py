@@ -1,0 +1,253 @@
+"""What the box answers, as frozen records, and the errors that its refusals become. No behaviour beyond small questions
+about the record itself."""
+
+from typing import Literal
+
+from optimizer.errors import BoxBusy, BoxError
+from optimizer.model.base import FiniteFloat, Frozen
+
+
+class ShimRefused(BoxError):
+    """The box did not do it, on purpose or because it cannot; nothing else happened. ``kind`` is one of the shim's
+    words: exec_failed, unreadable, unwritable, disk_full, secret_missing, supervised, foreign_user, original_gone,
+    not_secured, guard_gone, guard_failed, guard_alive, still_running, restarted, no_original, deadline, lock_busy,
+    os_error, bad_request, internal, python_too_old."""
+
+    def __init__(self, kind: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+
+
+class PortTaken(BoxBusy):
+    """A listener that is not ours holds the port; nothing was launched."""
+
+
+class BoxLocked(BoxBusy):
+    """Another study holds the box."""
+
+
+class GuardFired(BoxError):
+    """The guard took the box back; the coordinator has to secure it again under a higher epoch."""
+
+
+class Hello(Frozen):
+    """Facts of the box that need no privilege. ``cpu_quota`` in CPUs; None without a limit or an answer."""
+
+    boot_id: str
+    hostname: str
+    kernel: str
+    machine: str
+    python: tuple[int, int, int]
+    python_path: str
+    user: str
+    uid: int
+    home: str
+    home_writable: bool
+    root: str
+    cpus: int
+    cpu_quota: FiniteFloat | None
+    memory_bytes: int
+    memory_available_bytes: int
+    disk_free_bytes: int | None
+    shm_free_bytes: int | None
+    open_files_limit: int
+    clock_unix_s: FiniteFloat
+    clock_monotonic_s: FiniteFloat
+    nvidia_smi: str | None
+    sees_other_processes: bool
+
+
+class CommandOutput(Frozen):
+    """A command that ran on the box. ``exit`` is None when it hit its time limit or never started (``not_started`` says
+    why)."""
+
+    exit: int | None
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool
+    truncated: bool
+    not_started: str | None
+
+
+class FilePart(Frozen):
+    """Bytes ``offset .. offset+len(data)`` of a file whose identity is ``inode`` and whose size was ``size``."""
+
+    inode: int
+    size: int
+    offset: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
+
+class ServerProcess(Frozen):
+    """A server on the box. Credentials in ``argv`` and ``env`` have been replaced before they left it; ``argv`` can be
+    launched again on the same box while the guard lives (``base="guard"``)."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+    engine: str | None
+    argv: tuple[str, ...]
+    secret_arguments: int
+    cwd: str | None
+    exe: str | None
+    uid: int
+    ports: tuple[int, ...]
+    env: dict[str, str]
+    env_readable: bool
+    logs: tuple[str, ...]
+    supervisor: str | None
+    launch_id: str | None
+
+
+class FoundServers(Frozen):
+    """``port_owner_hidden``: somebody listens on the port that was asked for, and we may not see who."""
+
+    servers: tuple[ServerProcess, ...]
+    port_owner_hidden: bool
+
+
+class LaunchState(Frozen):
+    """What became of a launch. ``alive``: its main process lives. ``dead`` with ``pids``: only workers are left.
+    ``exit_code`` and ``exit_signal`` are known when the launch's keeper saw the end; ``exit_reason`` when it could not
+    be started."""
+
+    state: Literal["not_claimed", "alive", "dead"]
+    pid: int | None
+    start_time: int | None
+    pids: tuple[int, ...]
+    exit_code: int | None
+    exit_signal: int | None
+    exit_reason: str | None
+    log: str | None
+    ports: tuple[int, ...]
+    rebooted: bool
+
+    @property
+    def alive(self) -> bool:
+        return self.state == "alive"
+
+
+class Launched(LaunchState):
+    """``launched`` is False when the key had been claimed before: then this is what became of that launch."""
+
+    launched: bool
+
+
+class Listener(Frozen):
+    port: int
+    address: str
+    inode: int
+    pids: tuple[int, ...]
+    ours: bool
+
+
+class Listeners(Frozen):
+    """Everyone who listens on one port."""
+
+    listeners: tuple[Listener, ...]
+
+    @property
+    def only_ours(self) -> bool:
+        """Exactly one listening socket, and it is ours: the proof of identity. (A server that listens on IPv4 and IPv6
+        has one socket for each; two on the same address mean that the kernel splits the traffic.)"""
+        addresses = [one.address for one in self.listeners]
+        return (
+            bool(addresses)
+            and len(set(addresses)) == len(addresses)
+            and all(one.ours for one in self.listeners)
+            and (len(addresses) == 1 or len({":" in address for address in addresses}) == len(addresses))
+        )
+
+
+class Swept(Frozen):
+    """``gpu_back`` is None where nothing was swept or the GPUs cannot be read. ``removed`` are leftovers in shared
+    memory."""
+
+    swept: tuple[int, ...]
+    remaining: tuple[int, ...]
+    gpu_back: bool | None
+    gpu_memory_mib: tuple[int, ...] | None
+    removed: tuple[str, ...]
+
+    @property
+    def clean(self) -> bool:
+        return not self.remaining and self.gpu_back is not False
+
+
+class Stopped(Frozen):
+    stopped: tuple[int, ...]
+    remaining: tuple[int, ...]
+
+
+class GuardOriginal(Frozen):
+    pid: int
+    start_time: int
+    ports: tuple[int, ...]
+
+
+class GuardInfo(Frozen):
+    """The living guard. ``original`` is None when the box was empty."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+    epoch: int
+    minutes: FiniteFloat
+    original: GuardOriginal | None
+
+
+class GuardFiring(Frozen):
+    """What the guard did. ``restored`` is None when there was nothing to restore."""
+
+    reason: Literal["silent", "asked"]
+    epoch: int
+    clean: bool
+    restored: bool | None
+    message: str
+    pid: int | None = None
+    start_time: int | None = None
+    log: str | None = None
+
+
+class GuardStatus(Frozen):
+    guard: GuardInfo | None
+    fired: GuardFiring | None
+    fenced_epoch: int | None
+    recorded: bool
+
+
+class Restored(Frozen):
+    """The original server after ``restore_original``. ``pid`` is None when there was none."""
+
+    pid: int | None
+    start_time: int | None
+    log: str | None
+    by_guard: bool
+
+
+class JobResult(Frozen):
+    """A finished job. ``exit`` is None when it was ended at its time or output limit."""
+
+    exit: int | None
+    signal: str | None
+    stderr: bytes
+    timed_out: bool
+    truncated: bool
+
+
+class Holder(Frozen):
+    """Who holds the box. ``gone``: proven to be gone, so that another study may take over."""
+
+    study: str
+    coordinator_name: str
+    since_unix_s: FiniteFloat
+    gone: bool
+
+
+class Cleaned(Frozen):
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]

@@ -1,0 +1,96 @@
+"""The box is this machine (``--host localhost``), or a scratch home on it (simulated boxes). The same constant program
+runs, as a child process with its own session, so that Ctrl-C in the terminal reaches the coordinator and not the work
+in progress."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from optimizer.transport.base import BOOTSTRAP, ERROR_TAIL_BYTES, OUTPUT_CAP_BYTES, CommandResult
+
+_CHUNK = 1 << 16
+# How long a command whose caller has gone away may still take to notice before it is ended.
+_LEAVE_S = 2.0
+
+
+class LocalTransport:
+    """``env`` is laid over the environment of this process; ``home`` becomes HOME and the working directory."""
+
+    def __init__(self, env: Mapping[str, str] | None = None, home: Path | None = None, name: str = "localhost") -> None:
+        self.name = name
+        self.home = home
+        # The launch id of another study must not be inherited: a coordinator may itself run under one.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPTIMIZER_")}
+        self.env = {**inherited, **(env or {})}
+        if home is not None:
+            self.env["HOME"] = str(home)
+
+    async def run(
+        self, stdin: bytes, timeout_s: float, on_stdout: Callable[[bytes], None] | None = None
+    ) -> CommandResult:
+        # The interpreter that runs us is the one Python that this box certainly has.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-c", BOOTSTRAP,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env=self.env, cwd=self.env.get("HOME") or "/", start_new_session=True, limit=_CHUNK,
+        )  # fmt: skip
+        assert process.stdin and process.stdout and process.stderr
+        collected, errors = bytearray(), bytearray()
+
+        async def feed(pipe: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                pipe.write(stdin)
+                await pipe.drain()
+            pipe.close()
+
+        async def read_output(pipe: asyncio.StreamReader) -> None:
+            while data := await pipe.read(_CHUNK):
+                if on_stdout is not None:
+                    on_stdout(data)
+                else:
+                    collected.extend(data[: OUTPUT_CAP_BYTES - len(collected)])
+
+        async def read_errors(pipe: asyncio.StreamReader) -> None:
+            while data := await pipe.read(_CHUNK):
+                errors.extend(data)
+                del errors[:-ERROR_TAIL_BYTES]
+
+        timed_out = False
+        try:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+                group.create_task(feed(process.stdin))
+                group.create_task(read_output(process.stdout))
+                group.create_task(read_errors(process.stderr))
+                group.create_task(process.wait())
+        except TimeoutError:
+            timed_out = True
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
+        finally:
+            if process.returncode is None:
+                await asyncio.shield(self._leave(process))
+        return CommandResult(None if timed_out else process.returncode, bytes(collected), bytes(errors), timed_out)
+
+    @staticmethod
+    async def _leave(process: asyncio.subprocess.Process) -> None:
+        """Hangs up, as a dropped connection would; ends our child if it has not noticed after a moment."""
+        transport = getattr(process, "_transport", None)
+        for descriptor in (0, 1, 2):
+            pipe = transport.get_pipe_transport(descriptor) if transport is not None else None
+            if pipe is not None:
+                pipe.close()
+        try:
+            await asyncio.wait_for(process.wait(), _LEAVE_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def forward(self, port: int) -> tuple[str, int]:
+        return "127.0.0.1", port
+
+    async def close(self) -> None:
+        return None
