@@ -62,30 +62,37 @@ def filesystem(folder: Path, mounts: Path = _MOUNTS) -> str:
 
 def check_ours(path: Path) -> int:
     """The file's format version. Raises JournalError if it is absent, JournalCorrupt if it is not a journal of ours."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(100)
-    except FileNotFoundError:
-        raise JournalError(
-            f"There is no journal at {path}.", hint="`optimize studies` lists those there are."
-        ) from None
-    except OSError as error:
-        raise JournalError(
-            f"{path} cannot be read: {error.strerror}.", hint="Check the folder's permissions."
-        ) from error
-    if not header:
+    if is_unfinished(path):
         raise JournalCorrupt(
             f"{path} is empty: the study was ended before its first entry.",
-            hint="Nothing was done in it; delete its folder.",
+            hint="Nothing was done in it; delete its folder and start again.",
         )
-    if len(header) < 100 or not header.startswith(_MAGIC):
-        raise JournalCorrupt(f"{path} is not a journal: it is no SQLite file.", hint="Name the folder of a study.")
     with explained(path), contextlib.closing(connected(path, write=False)) as connection:
         mark = connection.execute("PRAGMA application_id").fetchone()[0]
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if mark != schema.APPLICATION_ID or version < 1:
         raise JournalCorrupt(f"{path} is a SQLite file, but not a journal.", hint="Name the folder of a study.")
     return version
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether the creation of this file was interrupted before anything was in it. Raises JournalError if it is absent or
+    unreadable, JournalCorrupt if it is no SQLite file."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except FileNotFoundError:
+        raise JournalError(f"There is no journal at {path}.", hint="`optimize studies` lists those there are.") from None
+    except OSError as error:
+        raise JournalError(
+            f"{path} cannot be read: {error.strerror}.", hint="Check the folder's permissions."
+        ) from error
+    if not header:
+        return True
+    if len(header) < 100 or not header.startswith(_MAGIC):
+        raise JournalCorrupt(f"{path} is not a journal: it is no SQLite file.", hint="Name the folder of a study.")
+    with explained(path), contextlib.closing(connected(path, write=False)) as connection:
+        return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
 
 
 def connected(path: Path, *, write: bool) -> sqlite3.Connection:

@@ -43,7 +43,7 @@ class Journal:
         files.check_sqlite()
         path.parent.mkdir(parents=True, exist_ok=True)
         files.check_local(path.parent)
-        if path.exists() and path.stat().st_size:
+        if path.exists() and not files.is_unfinished(path):
             files.check_ours(path)
             raise JournalError(
                 f"There is a journal already: {path}.", hint="Resume that study, or give the new one another name."

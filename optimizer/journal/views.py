@@ -4,8 +4,6 @@ a body has no such key, and are never used by a decision."""
 import sqlite3
 from typing import Any
 
-import sqlite_utils
-
 NAMES = ("decision", "trial", "measurement", "hypothesis", "flip", "refusal")
 
 VIEWS = """
@@ -85,4 +83,6 @@ WHERE kind = 'refused';
 
 def rows(connection: sqlite3.Connection, view: str) -> list[dict[str, Any]]:
     """All rows of a view, column name -> value."""
+    import sqlite_utils  # here, because it costs every command 0.1 s and only people's listings need it
+
     return list(sqlite_utils.Database(connection).query(f"SELECT * FROM [{view}]"))
