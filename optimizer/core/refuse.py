@@ -1,0 +1,283 @@
+"""Decides which settings are not worth a launch, and says why: not on this build, known to do nothing, lossy, forbidden
+by the engine, too big for the device, already tried. Also maps a point to what the engine makes of it. Pure; what is
+unknown never refuses."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from optimizer.core.builds import in_builds
+from optimizer.core.fits import fits
+from optimizer.core.predicate import Look, evaluate
+from optimizer.core.resolve import Unresolved, canonical_settings, param_of, resolve_value, unavailable
+from optimizer.model.base import Value
+from optimizer.model.evidence import Evidence
+from optimizer.model.flags import FlagTable
+from optimizer.model.settings import Settings
+from optimizer.model.space import Constraint, DeadSetting, Refusal, Space
+
+Phase = Literal["all", "decode", "prefill"]
+
+_GIVEN = "given."
+_MOST_ROUNDS = 8  # overriding rules can trigger each other; the recorded chains end after two
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What refusals rest on. ``settings``: what the running point gives (the user's own launch plus the baseline's
+    overlay); ``effective``: what its server made of it. ``phase``: which phase the target looks at ("decode" for rates
+    and inter-token times, "prefill" for time to first token); a setting dead in the other phase only is not refused."""
+
+    settings: Settings
+    evidence: Evidence
+    flags: FlagTable
+    dead: Sequence[DeadSetting] = ()
+    constraints: Sequence[Constraint] = ()
+    spaces: Sequence[Space] = ()
+    engine_version: str | None = None
+    effective: Mapping[str, Value] | None = None
+    box: Mapping[str, Value] | None = None
+    phase: Phase = "all"
+    allow_lossy: bool = False
+
+
+@dataclass(frozen=True)
+class Screened:
+    """``changes``: what remains worth launching (empty: nothing). ``resolved``: the point as the engine will have
+    it."""
+
+    changes: dict[str, Value]
+    refusals: tuple[Refusal, ...]
+    resolved: Settings
+
+
+def refuse(changes: Mapping[str, Value], ground: Ground, *, tried: Collection[str] = ()) -> tuple[Refusal, ...]:
+    """Why ``changes`` (param -> value, None = not given) must not be launched as they are; empty when they may be.
+
+    ``tried``: ``point_digest`` of every point already measured or found infeasible.
+    """
+    found = list(_by_param(changes, ground))
+    if not found:
+        found.extend(_by_point(changes, ground, tried))
+    return tuple(found)
+
+
+def screen(changes: Mapping[str, Value], ground: Ground, *, tried: Collection[str] = ()) -> Screened:
+    """``changes`` without the parts that are refused; a value that the engine overrides is replaced by its own
+    choice."""
+    refusals = list(_by_param(changes, ground))
+    refused = {name for refusal in refusals for name in refusal.params}
+    sound = {name: value for name, value in changes.items() if name not in refused}
+    kept: dict[str, Value] = {}
+    if sound:
+        # An overridden value is no reason to leave it out: the engine may insist that its companions are given together.
+        own = _overridden(changes, ground)
+        kept = {name: own.get(name, value) for name, value in changes.items() if name in sound or name in own}
+    if kept:
+        blocking = list(_by_point(kept, ground, tried))
+        refusals.extend(blocking)
+        if blocking:
+            kept = {}
+    return Screened(kept, tuple(refusals), resolved_form(_point(kept, ground), ground))
+
+
+def point_digest(settings: Settings, ground: Ground) -> str:
+    """Digest of a whole point in its resolved form: two points that the engine turns into the same launch share it."""
+    return resolved_form(settings, ground).digest
+
+
+def dead_in(settings: Settings, ground: Ground) -> tuple[Refusal, ...]:
+    """The settings of a command line or known-good set that do nothing on this build."""
+    found = []
+    for name, value in settings.values.items():
+        if value is None:
+            continue
+        entry = _dead(name, settings, ground)
+        if entry is not None:
+            found.append(Refusal(kind="dead", params={name: value}, why=entry.why, source=entry.source))
+    return tuple(found)
+
+
+def resolved_form(settings: Settings, ground: Ground) -> Settings:
+    """The point as the engine will have it: canonical names and values, overriding rules applied until nothing
+    changes."""
+    values = dict(canonical_settings(settings, keep_none=False).values)
+    for _ in range(_MOST_ROUNDS):
+        changed = False
+        for rule in _rules(ground, "overridden"):
+            view = Look(ground.evidence, _PointView(values, ground, frozenset(values)), ground.box or {})
+            if evaluate(rule.when, view) is not True:
+                continue
+            for name, value in rule.sets.items():
+                result = resolve_value(value, ground.evidence, view.settings, param_of(name, ground.spaces))
+                if isinstance(result, Unresolved):
+                    continue
+                if result is None and name in values:
+                    del values[name]
+                    changed = True
+                elif result is not None and not _equal(values.get(name), result):
+                    values[name] = result
+                    changed = True
+        if not changed:
+            break
+    return canonical_settings(Settings(values=dict(sorted(values.items()))), keep_none=False)
+
+
+# ---- one parameter ---------------------------------------------------------------------------------------------------
+
+
+def _by_param(changes: Mapping[str, Value], ground: Ground) -> Iterator[Refusal]:
+    after = _point(changes, ground)
+    now = canonical_settings(ground.settings, keep_none=False).values
+    for name, value in changes.items():
+        param = param_of(name, ground.spaces)
+        refusal = unavailable(name, value, param, ground.flags)
+        if refusal is not None:
+            yield refusal
+            continue
+        entry = _dead(name, after, ground)
+        if entry is not None and not (entry.kind == "overridden" and _agrees_with_engine(name, value, changes, ground)):
+            yield Refusal(kind="dead", params={name: value}, why=entry.why, source=entry.source)
+            continue
+        if param is not None and param.lossy and value is not None and not ground.allow_lossy:
+            if _equal(now.get(name), value):
+                continue  # the user's own choice
+            yield Refusal(
+                kind="lossy",
+                params={name: value},
+                why=f"{name} can change what the model answers; it is tried only with --allow-lossy.",
+                source=param.note,
+            )
+
+
+def _dead(name: str, after: Settings, ground: Ground) -> DeadSetting | None:
+    variable = name.removeprefix("env.") if name.startswith("env.") else None
+    for entry in ground.dead:
+        named = name in entry.params or (
+            variable is not None
+            and (variable in entry.env or (entry.env_prefix is not None and variable.startswith(entry.env_prefix)))
+        )
+        if not named or in_builds(ground.engine_version, entry.builds) is not True:
+            continue
+        if entry.scope not in ("all", ground.phase):
+            continue
+        if entry.when is not None:
+            point = canonical_settings(after, keep_none=False).values
+            view = Look(ground.evidence, _PointView(point, ground, frozenset(after.values)), ground.box or {})
+            if evaluate(entry.when, view) is not True:
+                continue
+        return entry
+    return None
+
+
+def _agrees_with_engine(name: str, value: Value, changes: Mapping[str, Value], ground: Ground) -> bool:
+    """An overridden value that is asked for as the engine would set it anyway, beside a change that does something."""
+    resolved = resolved_form(_point(changes, ground), ground).values
+    others = {key for key in changes if key != name}
+    return bool(others) and _equal(resolved.get(name), value)
+
+
+def _overridden(changes: Mapping[str, Value], ground: Ground) -> dict[str, Value]:
+    """The engine's own value of every parameter in ``changes`` that it overrides."""
+    resolved = resolved_form(_point(changes, ground), ground).values
+    return {
+        name: resolved[name]
+        for name, value in changes.items()
+        if value is not None and name in resolved and not _equal(resolved[name], value)
+    }
+
+
+# ---- the whole point -------------------------------------------------------------------------------------------------
+
+
+def _by_point(changes: Mapping[str, Value], ground: Ground, tried: Collection[str]) -> Iterator[Refusal]:
+    after = _point(changes, ground)
+    point = canonical_settings(after, keep_none=False).values
+    now = canonical_settings(ground.settings, keep_none=False).values
+    view = Look(ground.evidence, _PointView(point, ground, frozenset(after.values)), ground.box or {})
+    view_now = Look(ground.evidence, _PointView(now, ground, frozenset(now)), ground.box or {})
+    infeasible = False
+    for rule in _rules(ground, "start_error"):
+        # A rule that would forbid the launch that is running cannot be right about this build or box.
+        if evaluate(rule.when, view) is True and evaluate(rule.when, view_now) is not True:
+            infeasible = True
+            yield Refusal(
+                kind="infeasible", params=dict(changes), why=f"{rule.why} (rule {rule.id})", source=rule.source
+            )
+    memory = fits(dict(view_now.settings), dict(view.settings), ground.evidence, ground.box or {})
+    if memory.fits is False:
+        infeasible = True
+        yield Refusal(kind="infeasible", params=dict(changes), why=memory.why, source="memory model")
+    if infeasible:
+        return
+    resolved = resolved_form(after, ground)
+    if resolved.digest == resolved_form(ground.settings, ground).digest:
+        yield Refusal(
+            kind="duplicate",
+            params=dict(changes),
+            why="The engine would end up with exactly the settings that run now.",
+            source="resolved form",
+        )
+    elif resolved.digest in tried:
+        yield Refusal(
+            kind="duplicate",
+            params=dict(changes),
+            why="The engine would end up with settings that this study has already tried.",
+            source="resolved form",
+        )
+
+
+def _rules(ground: Ground, effect: str) -> Iterator[Constraint]:
+    for rule in ground.constraints:
+        if rule.effect == effect and in_builds(ground.engine_version, rule.builds) is True:
+            yield rule
+
+
+def _point(changes: Mapping[str, Value], ground: Ground) -> Settings:
+    return canonical_settings(ground.settings.merged(changes))
+
+
+class _PointView(Mapping[str, Value]):
+    """Settings of a proposed launch as predicates see them: ``NAME`` is what will be in force (given, else what the
+    last server made of it, else null), ``given.NAME`` what the command line will say (null when it says nothing)."""
+
+    def __init__(self, point: Mapping[str, Value], ground: Ground, named: frozenset[str]) -> None:
+        self._given = {**point, **_dotted(point)}
+        effective = dict(ground.effective or {})
+        before = canonical_settings(ground.settings, keep_none=False).values
+        # What was given before and is not any more falls back to a default that nobody has seen yet.
+        dropped = {name for name in before if name not in point} | {name for name in named if name not in point}
+        self._effective = {
+            name: value
+            for name, value in {**effective, **_dotted(effective)}.items()
+            if name not in dropped and name.partition(".")[0] not in dropped
+        }
+
+    def __getitem__(self, name: str) -> Value:
+        if name.startswith(_GIVEN):
+            return self._given.get(name[len(_GIVEN) :])
+        return self._given[name] if name in self._given else self._effective.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self._given, *self._effective}))
+
+    def __len__(self) -> int:
+        return len({*self._given, *self._effective})
+
+
+def _dotted(values: Mapping[str, Value]) -> dict[str, Value]:
+    return {
+        f"{name}.{key}": inner
+        for name, value in values.items()
+        if isinstance(value, dict)
+        for key, inner in value.items()
+    }
+
+
+def _equal(left: Value, right: Value) -> bool:
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    return left == right
