@@ -87,9 +87,10 @@ class _Sink:
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
         if self._log_file is not None:
+            line = self._json(logger, method, dict(event))
             try:
                 with self._log_file.open("a", encoding="utf-8", errors="replace") as file:
-                    file.write(f"{self._json(logger, method, dict(event))}\n")
+                    file.write((line if isinstance(line, str) else line.decode()) + "\n")
             except OSError as error:
                 # A full disk must not stop the study for the sake of its log; say so once, then go on without.
                 self._log_file = None
