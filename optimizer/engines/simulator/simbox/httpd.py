@@ -1,0 +1,272 @@
+"""HTTP/1.1 as the simulated engine serves it: one ``asyncio.Protocol`` per connection, keep-alive, chunked server-sent
+events. Responsible for bytes in and bytes out; what a request costs is the scheduler's business. Text is made of
+precomputed pieces: no JSON is built per token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from .scheduler import BLOCK_TOKENS, Request
+
+_PIECES = [b" the", b" model", b" reads", b" a", b" line", b" and", b" says", b" what", b" it", b" saw", b" there", b" then"]
+_TEXTS: list[bytes] = [b""]
+LONGEST_WORD = 10  # characters of one token here; longer words cost more
+TEMPLATE_TOKENS = 13  # what the chat template puts before every conversation
+MAX_BODY = 64 << 20
+REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+def text_of(tokens: int) -> bytes:
+    """A text of that many tokens, JSON-safe."""
+    while len(_TEXTS) <= tokens:
+        _TEXTS.append(_TEXTS[-1] + _PIECES[len(_TEXTS) % len(_PIECES)])
+    return _TEXTS[tokens]
+
+
+def tokenize(prompt: Any) -> tuple[int, list[int]]:
+    """(tokens, hashes of successive blocks). A prompt is text or a list of token ids."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        units: list[Any] = prompt
+    else:
+        if isinstance(prompt, list):
+            prompt = " ".join(str(part) for part in prompt)
+        units = []
+        for word in str(prompt).split():
+            if len(word) <= LONGEST_WORD:
+                units.append(word)
+            else:
+                units.extend(word[i : i + LONGEST_WORD] for i in range(0, len(word), LONGEST_WORD))
+    blocks: list[int] = []
+    state = 0
+    for start in range(0, len(units) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        state = hash((state, *units[start : start + BLOCK_TOKENS]))
+        blocks.append(state)
+    return max(1, len(units)), blocks
+
+
+class Stream:
+    """The answer to one generation request: gathers tokens and turns them into events when it is flushed."""
+
+    __slots__ = ("api", "cached_details", "connection", "continuous", "created", "done", "head", "identity", "include_usage",
+                 "interval", "model", "pending", "request", "started", "streaming", "tail", "total", "wants_text")  # fmt: skip
+
+    def __init__(self, connection: Connection, api: str, body: dict[str, Any], model: str, interval: int, cache_report: bool) -> None:
+        self.connection, self.api, self.model = connection, api, model
+        self.identity, self.created = uuid.uuid4().hex, int(time.time())
+        options = body.get("stream_options") or {}
+        self.streaming = bool(body.get("stream"))
+        self.include_usage = bool(options.get("include_usage"))
+        self.continuous = bool(options.get("continuous_usage_stats"))
+        self.interval, self.cached_details = interval, cache_report
+        self.pending = self.total = 0
+        self.started = self.done = False
+        self.request: Request | None = None
+        name = json.dumps(model)
+        kind = "chat.completion.chunk" if api == "chat" else "text_completion"
+        opening = '"delta":{"role":null,"content":"' if api == "chat" else '"text":"'
+        closing = '","reasoning_content":null,"tool_calls":null}' if api == "chat" else '"'
+        self.head = (
+            f'data: {{"id":"{self.identity}","object":"{kind}","created":{self.created},"model":{name},"choices":[{{"index":0,{opening}'
+        ).encode()
+        self.tail = (closing + ',"logprobs":null,"finish_reason":').encode()
+
+    def usage(self) -> dict[str, Any]:
+        request = self.request
+        assert request is not None
+        details = {"cached_tokens": request.cached} if self.cached_details else None
+        return {
+            "prompt_tokens": request.prompt_tokens,
+            "total_tokens": request.prompt_tokens + self.total,
+            "completion_tokens": self.total,
+            "prompt_tokens_details": details,
+            "reasoning_tokens": 0,
+        }
+
+    def flush(self) -> None:
+        """Write what is due. Called at most once per tick."""
+        if not self.streaming:
+            if self.done:
+                self.connection.answer(200, self.whole())
+            return
+        if self.pending < self.interval and not self.done:
+            return
+        parts: list[bytes] = []
+        if not self.started:
+            self.started = True
+            self.connection.begin_stream()
+            if self.api == "chat":
+                role = self.head.replace(b'"role":null', b'"role":"assistant"')
+                parts.append(role + self.tail + b'null,"matched_stop":null}],"usage":null}\n\n')
+        self.total += self.pending
+        if self.api == "generate":
+            parts.append(b"data: " + json.dumps(self.native()).encode() + b"\n\n")
+        elif self.pending or self.done:
+            end = b'null,"matched_stop":null}],"usage":'
+            if self.done:
+                end = f'"{self.reason()}","matched_stop":null}}],"usage":'.encode()
+            usage = json.dumps(self.usage(), separators=(",", ":")).encode() if self.continuous else b"null"
+            parts.append(self.head + text_of(self.pending) + self.tail + end + usage + b"}\n\n")
+        self.pending = 0
+        if self.done:
+            if self.include_usage and self.api != "generate":
+                kind = "chat.completion.chunk" if self.api == "chat" else "text_completion"
+                last = {"id": self.identity, "object": kind, "created": self.created, "model": self.model, "choices": [], "usage": self.usage()}
+                parts.append(b"data: " + json.dumps(last, separators=(",", ":")).encode() + b"\n\n")
+            parts.append(b"data: [DONE]\n\n")
+        self.connection.stream_bytes(b"".join(parts), self.done)
+
+    def reason(self) -> str:
+        request = self.request
+        return "stop" if request and request.stop_after and request.stop_after < request.max_tokens else "length"
+
+    def native(self) -> dict[str, Any]:
+        request = self.request
+        assert request is not None
+        kind = self.reason()
+        finish = {"type": kind, "length": self.total} if kind == "length" else {"type": kind, "matched": 0}
+        return {
+            "text": text_of(self.total).decode(),
+            "output_ids": [],
+            "meta_info": {
+                "id": self.identity,
+                "finish_reason": finish if self.done else None,
+                "prompt_tokens": request.prompt_tokens,
+                "weight_version": "default",
+                "completion_tokens": self.total,
+                "cached_tokens": request.cached,
+                "e2e_latency": max(0.0, request.finished_s - request.arrival_s) if self.done else None,
+            },
+        }
+
+    def whole(self) -> dict[str, Any]:
+        self.total += self.pending
+        self.pending = 0
+        if self.api == "generate":
+            return self.native()
+        text, reason = text_of(self.total).decode(), self.reason()
+        base = {"id": self.identity, "created": self.created, "model": self.model, "usage": self.usage(), "metadata": {"weight_version": "default"}}
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason, "matched_stop": None}
+        if self.api == "chat":
+            message = {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}
+            return {**base, "object": "chat.completion", "choices": [{**choice, "message": message}]}
+        return {**base, "object": "text_completion", "choices": [{**choice, "text": text}]}
+
+
+class Connection(asyncio.Protocol):
+    """Parses requests, one at a time, and hands them to ``handle(connection, method, path, body)``."""
+
+    def __init__(self, handle: Callable[[Connection, str, str, bytes], None], opened: set[Connection]) -> None:
+        self._handle, self._opened = handle, opened
+        self._buffer = b""
+        self._body_left = -1
+        self._method = self._target = ""
+        self.headers: dict[str, str] = {}
+        self.transport: asyncio.Transport | None = None
+        self.peer = "127.0.0.1:0"
+        self.busy = False
+        self.close_after = False
+        self.stream: Stream | None = None
+        self.report: Callable[[Connection, int], None] | None = None
+        self.status = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        host, port = (transport.get_extra_info("peername") or ("127.0.0.1", 0))[:2]
+        self.peer = f"{host}:{port}"
+        self._opened.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._opened.discard(self)
+        self.transport = None
+        if self.stream is not None and self.stream.request is not None:
+            self.stream.request.aborted = True
+            self.stream = None
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._next()
+
+    def _next(self) -> None:
+        while not self.busy and self.transport is not None:
+            if self._body_left < 0:
+                end = self._buffer.find(b"\r\n\r\n")
+                if end < 0:
+                    if len(self._buffer) > 65536:
+                        self.transport.close()
+                    return
+                lines = self._buffer[:end].decode("latin-1").split("\r\n")
+                self._buffer = self._buffer[end + 4 :]
+                pieces = lines[0].split(" ")
+                if len(pieces) != 3:
+                    self.transport.close()
+                    return
+                self._method, self._target = pieces[0], pieces[1]
+                self.headers = {}
+                for line in lines[1:]:
+                    name, _, value = line.partition(":")
+                    self.headers[name.strip().lower()] = value.strip()
+                length = self.headers.get("content-length", "0")
+                self._body_left = int(length) if length.isdigit() else 0
+                if self._body_left > MAX_BODY:
+                    self.transport.close()
+                    return
+                connection = self.headers.get("connection", "").lower()
+                self.close_after = connection == "close" or (pieces[2] == "HTTP/1.0" and connection != "keep-alive")
+                if self.headers.get("expect", "").lower() == "100-continue":
+                    self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if len(self._buffer) < self._body_left:
+                return
+            body, self._buffer = self._buffer[: self._body_left], self._buffer[self._body_left :]
+            self._body_left = -1
+            self.busy = True
+            self._handle(self, self._method, self._target.split("?")[0], body)
+
+    # --- answers ------------------------------------------------------------------------------------------------
+
+    def answer(self, status: int, body: Any = None, content_type: str = "application/json") -> None:
+        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
+        self._started(status)
+        kind = f"content-type: {content_type}\r\n" if data else ""
+        close = "connection: close\r\n" if self.close_after else ""
+        head = f"HTTP/1.1 {status} {REASONS.get(status, 'Error')}\r\nserver: uvicorn\r\n{kind}{close}content-length: {len(data)}\r\n\r\n"
+        if self.transport is not None:
+            self.transport.write(head.encode() + data)
+        self._finished()
+
+    def begin_stream(self) -> None:
+        self._started(200)
+        if self.transport is not None:
+            close = b"connection: close\r\n" if self.close_after else b""
+            self.transport.write(
+                b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n" + close + b"transfer-encoding: chunked\r\n\r\n"
+            )
+
+    def stream_bytes(self, data: bytes, last: bool) -> None:
+        if self.transport is not None:
+            self.transport.write(b"%x\r\n%b\r\n%b" % (len(data), data, b"0\r\n\r\n" if last else b""))
+        if last:
+            self._finished()
+
+    def _started(self, status: int) -> None:
+        self.status = status
+        if self.report is not None:
+            self.report(self, status)
+
+    def _finished(self) -> None:
+        self.stream = None
+        self.busy = False
+        if self.close_after and self.transport is not None:
+            self.transport.close()
+            return
+        if self._buffer:
+            asyncio.get_running_loop().call_soon(self._next)
+
+    @property
+    def request_line(self) -> tuple[str, str]:
+        return self._method, self._target
