@@ -56,6 +56,16 @@ class Found:
     def keep(self, fact: Fact) -> None:
         self._facts[(fact.name, *sorted((key, str(tag)) for key, tag in fact.labels.items()))] = fact
 
+    def drop(self, name: str) -> None:
+        """Takes back the unlabelled statement about ``name``."""
+        self._facts.pop((name,), None)
+
+    def relabel(self, old: str, new: str) -> None:
+        """Renames the source of all facts."""
+        for key, fact in self._facts.items():
+            if fact.source == old:
+                self._facts[key] = fact.model_copy(update={"source": new})
+
     def has(self, name: str) -> bool:
         return (name,) in self._facts
 

@@ -103,6 +103,7 @@ UNITS: dict[str, str] = {
     "host.numa_nodes": "nodes",
     "host.numa_remote_share": "ratio",
     "host.proc_cpu_pct": "percent",
+    "host.proc_cpu_s": "s",
     "host.stack_share": "ratio",
     "kernel.attention_backend": "",
     "kernel.attention_forced": "",

@@ -1,0 +1,194 @@
+"""An evidence bundle: a folder of recorded files, one case file, or files just collected from a live box. Reads exactly the allowed
+files and keys, bounded in size, and merges what the parsers found. ``read_bundle`` is the only place here that opens files."""
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from optimizer.errors import EvidenceError
+from optimizer.evidence.case import case_parts
+from optimizer.evidence.derived import derived_facts
+from optimizer.evidence.gather import Launch, gather
+from optimizer.evidence.lines import Piece
+from optimizer.evidence.literal import strict_json
+from optimizer.model.base import Frozen, Value
+from optimizer.model.canonical import sha256_hex
+from optimizer.model.evidence import Evidence, Missing
+
+LOG_HEAD_BYTES = 16 * 1024 * 1024  # a longer log keeps its start (start-up facts) and its end (steady state, exit)
+LOG_TAIL_BYTES = 48 * 1024 * 1024
+FILE_BYTES = 32 * 1024 * 1024
+FOLDER_FILES = (
+    "launch.json", "server.log", "help.txt", "metrics.txt", "metrics_before.txt", "server_info.json", "gpu.csv", "topo.txt", "nvidia-smi-q.txt",
+    "bench.json", "config.json", "nccl.log", "host.json", "exit.json",
+)  # fmt: skip
+SHARED_FILES = ("help.txt", "topo.txt", "nvidia-smi-q.txt")
+LAUNCH_KEYS = ("name", "engine", "engine_version", "gpu", "gpu_count", "interconnect", "model", "argv", "env", "ready", "start_s", "roles")
+CASE_KEYS = ("engine", "engine_version", "date", "gpu", "gpu_count", "interconnect", "model", "argv", "known_flags", "env", "log_lines", "facts", "tests")
+
+
+class Bundle(Frozen):
+    """One launch (or case) with everything that was read from it. ``evidence`` includes derived facts."""
+
+    engine: str
+    engine_version: str = ""
+    name: str = ""
+    gpu: str = ""
+    gpu_count: int | None = None
+    interconnect: str = ""
+    model: str = ""
+    argv: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    ready: bool | None = None
+    start_s: float | None = None
+    evidence: Evidence = Evidence()
+    bench: tuple[dict[str, Value], ...] = ()
+    model_config_json: dict[str, Value] | None = None
+    help_text: str = ""
+    server_info: dict[str, Value] = Field(default_factory=dict)
+    files_digest: str = ""
+    kind: str = "launch"  # launch, case or live
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Reads a folder or a case file. Raises EvidenceError, with what to do, when it is neither."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise EvidenceError(f"The evidence {str(path)!r} cannot be read: {error.strerror or error}.", hint=_SHAPE) from error
+    if stat.S_ISDIR(mode):
+        return bundle_from_files(*_folder(path))
+    if not stat.S_ISREG(mode):
+        raise EvidenceError(f"The evidence {str(path)!r} is neither a folder nor a regular file.", hint=_SHAPE)
+    if path.stat().st_size > FILE_BYTES:
+        raise EvidenceError(f"The case file {str(path)!r} has more than {FILE_BYTES} bytes.", hint=_SHAPE)
+    return bundle_from_case(path.read_bytes(), str(path))
+
+
+def bundle_from_case(data: bytes, where: str = "case") -> Bundle:
+    """A case file's bytes as a bundle. Only ``CASE_KEYS`` are looked at: a case may carry its own answer."""
+    try:
+        raw = strict_json(data, FILE_BYTES)
+    except ValueError as error:
+        raise EvidenceError(f"The case {where!r} is not JSON: {_reason(error)}.", hint=_SHAPE) from error
+    if not isinstance(raw, dict) or not any(key in raw for key in ("engine", "facts", "log_lines", "argv")):
+        raise EvidenceError(f"The case {where!r} has none of the keys engine, facts, log_lines, argv.", hint=_SHAPE)
+    case = {key: raw[key] for key in CASE_KEYS if key in raw}
+    try:
+        launch, evidence = case_parts(case)
+    except ValueError as error:
+        raise EvidenceError(f"The case {where!r} is malformed: {_reason(error)}.", hint=_SHAPE) from error
+    evidence = evidence.merged(derived_facts(evidence, launch.engine, None))
+    digest = sha256_hex(json.dumps(case, sort_keys=True, ensure_ascii=False, default=str))
+    return _bundle(launch, evidence, kind="case", files_digest=digest)
+
+
+def bundle_from_files(files: Mapping[str, bytes], shared: frozenset[str] = frozenset(), notes: tuple[Missing, ...] = ()) -> Bundle:
+    """Files by their bundle name (the executor collects them from a live box). A log that was read in two parts comes as ``server.log``
+    and ``server.log@OFFSET``. ``shared`` names files that describe the box rather than this launch."""
+    if "launch.json" not in files:
+        raise EvidenceError("The evidence has no launch.json, so neither engine nor arguments are known.", hint=_SHAPE)
+    try:
+        raw = strict_json(files["launch.json"], FILE_BYTES)
+    except ValueError as error:
+        raise EvidenceError(f"launch.json cannot be read: {_reason(error)}.", hint=_SHAPE) from error
+    launch = _launch(raw)
+    gathered = gather(launch, files, shared, _log_pieces(files))
+    evidence = Evidence(missing=notes).merged(gathered.evidence)
+    evidence = evidence.merged(derived_facts(evidence, launch.engine, gathered.config))
+    digest = sha256_hex("".join(f"{name}\0{sha256_hex(files[name])}\n" for name in sorted(files)))
+    return _bundle(
+        launch.with_version(evidence), evidence, files_digest=digest, bench=gathered.bench, model_config_json=gathered.config,
+        help_text=files.get("help.txt", b"").decode("utf-8", "replace"), server_info=gathered.info,
+    )  # fmt: skip
+
+
+def _bundle(launch: Launch, evidence: Evidence, **rest: Any) -> Bundle:
+    return Bundle(
+        engine=launch.engine, engine_version=launch.engine_version, name=launch.name, gpu=launch.gpu, gpu_count=launch.gpu_count,
+        interconnect=launch.interconnect, model=launch.model, argv=launch.argv, env=dict(launch.env), ready=launch.ready,
+        start_s=launch.start_s, evidence=evidence, **rest,
+    )  # fmt: skip
+
+
+_SHAPE = (
+    "Give a folder with at least launch.json (keys name, engine, engine_version, gpu, gpu_count, interconnect, model, argv, env, ready), "
+    "usually with server.log, metrics.txt, server_info.json and bench.json beside it, or a case file with engine, facts and log_lines."
+)
+
+
+def _launch(raw: Value) -> Launch:
+    if not isinstance(raw, dict):
+        raise EvidenceError("launch.json must be a JSON object.", hint=_SHAPE)
+    engine = raw.get("engine")
+    if not isinstance(engine, str) or not engine:
+        raise EvidenceError("launch.json does not say which engine ran (key engine).", hint=_SHAPE)
+    try:
+        return Launch.read({key: raw[key] for key in LAUNCH_KEYS if key in raw})
+    except ValueError as error:
+        raise EvidenceError(f"launch.json is malformed: {_reason(error)}.", hint=_SHAPE) from error
+
+
+def _log_pieces(files: Mapping[str, bytes]) -> tuple[Piece, ...]:
+    pieces = [Piece(files["server.log"])] if "server.log" in files else []
+    later = sorted((int(name.partition("@")[2]), name) for name in files if name.startswith("server.log@") and name.partition("@")[2].isdigit())
+    pieces.extend(Piece(files[name], offset, None) for offset, name in later)
+    return tuple(pieces)
+
+
+def _folder(path: Path) -> tuple[dict[str, bytes], frozenset[str], tuple[Missing, ...]]:
+    files: dict[str, bytes] = {}
+    shared: set[str] = set()
+    notes: list[Missing] = []
+    for name in FOLDER_FILES:
+        target = path / name
+        if not os.path.lexists(target) and name in SHARED_FILES:
+            target = path.resolve().parent / name
+            if os.path.lexists(target):
+                shared.add(name)
+        if not os.path.lexists(target):
+            continue
+        reason = _unfit(target, path.resolve().parent if name in shared else path.resolve())
+        if reason:
+            shared.discard(name)
+            notes.append(Missing(name=f"file.{name}", reason=reason))
+            continue
+        try:
+            files.update(_read(target, name))
+        except OSError as error:
+            notes.append(Missing(name=f"file.{name}", reason=f"{name} cannot be read: {error.strerror or error}"))
+    if "launch.json" not in files:
+        reasons = "; ".join(note.reason for note in notes if note.name == "file.launch.json")
+        raise EvidenceError(f"The folder {str(path)!r} has no readable launch.json{': ' + reasons if reasons else ''}.", hint=_SHAPE)
+    return files, frozenset(shared), tuple(notes)
+
+
+def _unfit(target: Path, root: Path) -> str:
+    """Why this path is not read, or nothing: only regular files inside the bundle are, and a device could block for ever."""
+    try:
+        real = target.resolve(strict=True)
+        mode = real.stat().st_mode
+    except (OSError, RuntimeError) as error:
+        return f"{target.name} cannot be read: {getattr(error, 'strerror', None) or error}"
+    if not stat.S_ISREG(mode):
+        return f"{target.name} is not a regular file"
+    return "" if real.is_relative_to(root) else f"{target.name} is a link that leaves the folder"
+
+
+def _read(target: Path, name: str) -> dict[str, bytes]:
+    size = target.stat().st_size
+    with target.open("rb") as handle:
+        if name not in ("server.log", "nccl.log") or size <= LOG_HEAD_BYTES + LOG_TAIL_BYTES:
+            return {name: handle.read(FILE_BYTES + 1 if name != "server.log" else LOG_HEAD_BYTES + LOG_TAIL_BYTES)}
+        head = handle.read(LOG_HEAD_BYTES)
+        handle.seek(size - LOG_TAIL_BYTES)
+        return {name: head, f"{name}@{size - LOG_TAIL_BYTES}": handle.read(LOG_TAIL_BYTES)}
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

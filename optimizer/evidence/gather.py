@@ -1,0 +1,292 @@
+"""Runs the parsers over the files of one launch and merges what they say: weakest statement first (what was asked), strongest last
+(what the log shows). Pure: bytes in, evidence out."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from optimizer.evidence.argv import argv_facts, env_facts
+from optimizer.evidence.bench_json import bench_facts, levels_of, read_bench
+from optimizer.evidence.exits import classify
+from optimizer.evidence.found import Found
+from optimizer.evidence.lines import Piece
+from optimizer.evidence.literal import strict_json
+from optimizer.evidence.llamacpp_log import LlamacppLog
+from optimizer.evidence.model_config import config_facts, read_config
+from optimizer.evidence.nvidia_smi import csv_facts, query_facts, topo_facts
+from optimizer.evidence.prometheus import metrics_facts, parse_metrics
+from optimizer.evidence.server_info import sglang_info_facts, vllm_info_facts
+from optimizer.evidence.sglang_log import SglangLog
+from optimizer.evidence.vllm_log import VllmLog
+from optimizer.model.base import Frozen, Value
+from optimizer.model.evidence import Evidence, Missing
+
+OUTCOME_OF_CAUSE = {
+    "oom_weights": "oom", "oom_kv": "oom", "oom_capture": "oom", "oom_load": "oom", "oom_kernel": "oom", "bad_flag": "bad_flag",
+    "model_missing": "load_error", "hang_loading": "hang", "unresponsive": "hang", "not_ready_in_time": "timeout",
+}  # fmt: skip
+# What each file would have told; stated as missing when the file is absent and nothing else told it.
+_TELLS = {
+    "server.log": ("startup.outcome", "graphs.mode", "kv.pool_tokens", "decode.batch_p90", "decode.graph_off_share", "queue.depth_p95", "kv.usage_p95"),
+    "metrics.txt": ("kv.preemptions", "kv.prefix_hit_share", "server.requests_total"),
+    "server_info.json": ("settings.resolved",),
+    "gpu.csv": ("gpu.sm_util_p50", "gpu.mem_util_p50", "gpu.power_share", "gpu.sm_clock_share"),
+    "topo.txt": ("topology.gpu_link",),
+    "nvidia-smi-q.txt": ("gpu.power_limit_share", "gpu.throttle_share"),
+    "bench.json": ("client.output_tps", "client.concurrency"),
+    "config.json": ("model.moe_experts", "model.hybrid_state", "model.mtp_layers"),
+}
+ENGINES_WITHOUT_INFO = ("vllm", "llamacpp")
+
+
+class Launch(Frozen):
+    """What launch.json says, checked."""
+
+    engine: str
+    engine_version: str = ""
+    name: str = ""
+    gpu: str = ""
+    gpu_count: int | None = None
+    interconnect: str = ""
+    model: str = ""
+    argv: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    ready: bool | None = None
+    start_s: float | None = None
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Value]) -> "Launch":
+        """Raises ValueError naming the key that has the wrong type. null is the same as absent."""
+
+        def word(key: str) -> str:
+            value = raw.get(key)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{key} must be text")
+            return (value or "")[:4000]
+
+        argv, env, count = raw.get("argv"), raw.get("env"), raw.get("gpu_count")
+        if argv is not None and not (isinstance(argv, list) and all(isinstance(part, str) for part in argv)):
+            raise ValueError("argv must be a list of texts")
+        if env is not None and not (isinstance(env, dict) and all(isinstance(value, str | int | float) for value in env.values())):
+            raise ValueError("env must map names to texts")
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 100_000):
+            raise ValueError("gpu_count must be a whole number from 0")
+        ready, seconds = raw.get("ready"), raw.get("start_s")
+        if ready is not None and not isinstance(ready, bool):
+            raise ValueError("ready must be true or false")
+        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
+            raise ValueError("start_s must be a number of seconds")
+        return cls(
+            engine=word("engine").lower(), engine_version=word("engine_version"), name=word("name"), gpu=word("gpu"), gpu_count=count,
+            interconnect=word("interconnect"), model=word("model"), argv=tuple(argv or ())[:4000],
+            env={str(key): str(value) for key, value in (env or {}).items()}, ready=ready, start_s=None if seconds is None else float(seconds),
+        )  # fmt: skip
+
+    def with_version(self, evidence: Evidence) -> "Launch":
+        """The version that the server itself reports, where launch.json has none."""
+        told = evidence.value("engine.version")
+        return self if self.engine_version or not isinstance(told, str) else self.model_copy(update={"engine_version": told})
+
+
+class Gathered(NamedTuple):
+    evidence: Evidence
+    bench: tuple[dict[str, Value], ...]
+    config: dict[str, Value] | None
+    info: dict[str, Value]
+
+
+def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], log: tuple[Piece, ...]) -> Gathered:
+    """Facts of one launch. A file that cannot be read becomes *missing* with the reason; nothing here raises for bad content."""
+    notes: list[Missing] = []
+    parts: list[Evidence] = []
+
+    def found(name: str, basis: str = "measured") -> Found:
+        return Found(name, basis)
+
+    config: dict[str, Value] | None = None
+    if "config.json" in files:
+        part = found("config.json")
+        try:
+            config = read_config(files["config.json"])
+            config_facts(part, config)
+        except ValueError as error:
+            notes.append(Missing(name="model.moe_experts", reason=f"config.json cannot be used: {str(error)[:200]}"))
+        parts.append(part.evidence())
+    parts.append(launch_facts(launch).evidence())
+    parts.extend(_gpu_parts(launch, files, shared))
+    info = _info(launch, files, parts, notes)
+    rows: tuple[dict[str, Value], ...] = ()
+    if "bench.json" in files:
+        part = found("bench.json")
+        try:
+            rows = read_bench(files["bench.json"])
+            bench_facts(part, rows)
+        except ValueError as error:
+            notes.append(Missing(name="client.output_tps", reason=f"bench.json cannot be used: {str(error)[:200]}"))
+        parts.append(part.evidence())
+    if "metrics.txt" in files:
+        part = found("metrics.txt")
+        before = parse_metrics(files["metrics_before.txt"]) if "metrics_before.txt" in files else None
+        metrics_facts(part, parse_metrics(files["metrics.txt"]), before)
+        parts.append(part.evidence())
+    if log:
+        parts.append(log_facts(launch.engine, log, levels_of(rows), launch.engine_version).evidence())
+    merged = Evidence(missing=tuple(notes))
+    for evidence in parts:
+        merged = merged.merged(evidence)
+    merged = merged.merged(startup_outcome(launch, log, merged, files.get("exit.json")))
+    conflicts = _conflicts(launch, merged, info)
+    if conflicts:
+        part = found("launch.json", "derived")
+        part.add("validity.version_conflict", conflicts)
+        merged = merged.merged(part.evidence())
+    absent = [
+        Missing(name=name, reason=f"the bundle has no {file}")
+        for file, names in _TELLS.items() if file not in files and not (file == "server_info.json" and launch.engine in ENGINES_WITHOUT_INFO)
+        for name in names
+    ]  # fmt: skip
+    known = {item.name for item in merged.missing}
+    merged = merged.merged(Evidence(missing=tuple(item for item in absent if item.name not in known)))
+    return Gathered(merged, rows, config, info)
+
+
+def launch_facts(launch: Launch, *, complete: bool = True) -> Found:
+    """Identity, arguments and environment. ``complete`` false: only a part of them is known, so absence says nothing."""
+    part = Found("launch.json", "argv")
+    part.add("engine.name", launch.engine if launch.engine in ("sglang", "vllm", "tensorrt-llm") else "other", basis="reported")
+    part.add("engine.version", launch.engine_version or None, basis="reported")
+    if launch.gpu:
+        part.add("gpu.name", launch.gpu, basis="reported")
+    if launch.gpu_count is not None:
+        part.add("gpu.count", launch.gpu_count, basis="reported")
+    link = launch.interconnect.lower()
+    if launch.gpu_count is not None and launch.gpu_count > 1:
+        part.add("topology.gpu_link", "nvlink" if link.startswith(("nvlink", "nv")) else "pcie" if link.startswith("pcie") else None, basis="reported")
+    if launch.argv:
+        flags = argv_facts(part, launch.argv, launch.engine)
+        if not complete:
+            _only_stated(part, flags)
+    environment = Found("launch.json", "env")
+    env_facts(environment, launch.env)
+    for fact in environment.evidence().facts:
+        if complete or fact.value not in (False, []):
+            part.keep(fact)
+    return part
+
+
+_DEFAULTS: dict[str, tuple[Value, tuple[str, ...]]] = {
+    "parallel.tp": (1, ("tp_size", "tensor_parallel_size")), "parallel.pp": (1, ("pp_size", "pipeline_parallel_size")),
+    "parallel.dp": (1, ("dp_size", "data_parallel_size")), "parallel.ep": (1, ("ep_size",)), "parallel.nodes": (1, ("nnodes",)),
+    "parallel.dp_attention": (False, ("enable_dp_attention",)), "graphs.disable_flag": (False, ("enforce_eager", "disable_cuda_graph")),
+    "kv.prefix_cache": (True, ("enable_prefix_caching",)), "kernel.attention_forced": (False, ()), "kernel.quant_flag": ("none", ()),
+    "spec.method": ("none", ("speculative_algorithm", "speculative_config")),
+}  # fmt: skip
+
+
+def _only_stated(part: Found, flags: Mapping[str, Value]) -> None:
+    for name, (default, keys) in _DEFAULTS.items():
+        if part.get(name) == default and not any(key in flags for key in keys):
+            part.drop(name)
+
+
+def log_facts(engine: str, log: tuple[Piece, ...], levels: tuple[int, ...] = (), version: str = "", source: str = "server.log") -> Found:
+    """Facts of a server log by the engine's parser; an unknown engine's log is read for NCCL lines only."""
+    if engine == "sglang":
+        sglang = SglangLog(source, version)
+        sglang.feed(log)
+        return sglang.finish(levels)
+    if engine == "llamacpp":
+        llama = LlamacppLog(source)
+        llama.feed(log)
+        return llama.finish(levels)
+    vllm = VllmLog(source, version)
+    vllm.feed(log)
+    return vllm.finish(levels)
+
+
+def _gpu_parts(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str]) -> list[Evidence]:
+    parts = []
+    gpus = launch.gpu_count
+    limit = clock = None
+    if "nvidia-smi-q.txt" in files:
+        part = Found("nvidia-smi-q.txt")
+        query = query_facts(part, files["nvidia-smi-q.txt"], under_load="nvidia-smi-q.txt" not in shared)
+        limit, clock = query.power_limit_w, query.max_sm_mhz
+        for name in ("gpu.count", "gpu.name") if gpus is not None else ():
+            part.drop(name)  # the box may have more GPUs than this launch used
+        if gpus == 0:
+            return []
+        parts.append(part.evidence())
+    if "topo.txt" in files and gpus != 0:
+        part = Found("topo.txt")
+        topo_facts(part, files["topo.txt"], gpus)
+        parts.append(part.evidence())
+    if "gpu.csv" in files:
+        part = Found("gpu.csv")
+        csv_facts(part, files["gpu.csv"], gpus or None, limit, clock)
+        parts.append(part.evidence())
+    return parts
+
+
+def _info(launch: Launch, files: Mapping[str, bytes], parts: list[Evidence], notes: list[Missing]) -> dict[str, Value]:
+    if "server_info.json" not in files:
+        return {}
+    part = Found("server_info.json")
+    try:
+        info = strict_json(files["server_info.json"])
+    except ValueError as error:
+        notes.append(Missing(name="settings.resolved", reason=f"server_info.json cannot be used: {str(error)[:200]}"))
+        return {}
+    if not isinstance(info, dict):
+        notes.append(Missing(name="settings.resolved", reason="server_info.json is no JSON object"))
+        return {}
+    (sglang_info_facts if launch.engine == "sglang" else vllm_info_facts)(part, info)
+    parts.append(part.evidence())
+    return info
+
+
+def startup_outcome(launch: Launch, log: tuple[Piece, ...], evidence: Evidence, exit_json: bytes | None = None) -> Evidence:
+    """startup.outcome and, for a failed start, startup.cause and startup.message with the line that decided."""
+    part = Found("server.log", "log")
+    total = launch.start_s if launch.start_s is not None and launch.start_s > 0 else None
+    if total is not None:
+        part.add("startup.phase_s", total, labels={"stage": "total"}, source="launch.json", basis="measured")
+    came_up = evidence.value("startup.last_stage") in ("ready", "listening") or evidence.number("decode.lines")
+    if launch.ready is True or (launch.ready is None and came_up):
+        part.add("startup.outcome", "ok", source="launch.json" if launch.ready is True else "server.log")
+        return part.evidence()
+    if launch.ready is None and not log:
+        return Evidence()
+    code = None
+    if exit_json is not None:
+        try:
+            parsed = strict_json(exit_json, 10_000)
+        except ValueError:
+            parsed = None
+        code = parsed.get("exit_code") if isinstance(parsed, dict) else None
+    verdict = classify(log, code if isinstance(code, int) and not isinstance(code, bool) else None)
+    if launch.ready is None and verdict.line is None:
+        part.missing("startup.outcome", "the log shows neither a finished start nor an error")
+        return part.evidence()
+    if not log:
+        part.missing("startup.outcome", "it did not become ready, and there is no log to say why")
+        return part.evidence()
+    outcome = OUTCOME_OF_CAUSE.get(verdict.cause, "other")
+    if verdict.cause == "crashed" and "apture" in verdict.message and "raph" in verdict.message:
+        outcome = "capture_failed"
+    for name, value in (("startup.outcome", outcome), ("startup.cause", verdict.cause), ("startup.message", verdict.message)):
+        part.add(name, value, verdict.line)
+    return part.evidence()
+
+
+def _conflicts(launch: Launch, evidence: Evidence, info: Mapping[str, Value]) -> list[str]:
+    """Files of different launches in one folder: named, because merging them silently would give a wrong diagnosis."""
+    found = []
+    told = info.get("version")
+    if isinstance(told, str) and launch.engine_version and told.split("+")[0] != launch.engine_version.split("+")[0]:
+        found.append(f"launch.json says version {launch.engine_version[:40]}, server_info.json says {told[:40]}")
+    asked, resolved = evidence.value("settings.asked"), evidence.value("settings.resolved")
+    if isinstance(asked, dict) and isinstance(resolved, dict):
+        for key in ("port", "tp_size"):
+            if key in asked and key in resolved and asked[key] != resolved[key]:
+                found.append(f"launch.json says {key} {str(asked[key])[:40]}, the server says {str(resolved[key])[:40]}")
+    return found
