@@ -66,8 +66,8 @@ class Prompts:
     """Unique prompts of about ``prompt_tokens`` tokens, made from seeds alone.
 
     shared prefix (same for all, differs by salt) + unique head (differs by seed, salt and index) + body (differs by
-    seed and index only). The salt names the launch, so nothing that an earlier run left in a cache matches; bodies are equal
-    in every arm.
+    seed and index only). The salt names the launch, so nothing that an earlier run left in a cache matches; bodies
+    are equal in every arm.
     """
 
     def __init__(self, seed, salt, vocabulary, prompt_tokens, shared_prefix_tokens=0):
@@ -819,7 +819,7 @@ class Generator:
             share = output / float(chunks) if output is not None and ok else None
             self._spread(times, counts, share, w0, w1)
         first = times[0] if times else None
-        if (ok and w0 <= now < w1) or (first is not None and w0 <= first < w1):
+        if (ok and w0 <= now < w1) or (first is not None and (cut or w0 <= first < w1)):
             last = times[-1] if times else None
             ended = None if cut else now
             state = (int(request.first_wave), int(ok))

@@ -4,6 +4,8 @@ load generator is calibrated against it, because its true rate and true times ar
 real servers can be switched on per server, so the tests see each of them from a real socket. It is no model of an
 engine; those are the simulated boxes.
 
+A fault is chosen for the whole server by ``--fault``, or by the client with a base URL that ends in ``/fault/NAME``.
+
 The first line on stdout is ``{"port": N}``; SIGTERM ends it. ``GET /stats`` tells what it sent: requests, tokens,
 aborted requests and its own CPU seconds.
 """
@@ -102,7 +104,8 @@ class Stream:
         count = min(options.tokens_per_chunk, self.total - self.sent)
         self.sent += count
         Stats.tokens += count
-        self.wire.write(self.piece)
+        if self.sent < self.total or not self.generate:  # the last event of /generate carries its last token itself
+            self.wire.write(self.piece)
         if self.sent >= self.total:
             self.end()
             return False
@@ -191,7 +194,7 @@ class Server(asyncio.Protocol):
         if head.startswith("GET"):
             self._get(head.split(" ")[1])
         else:
-            self._post(json.loads(body.decode("utf-8")))
+            self._post(head.split(" ")[1], json.loads(body.decode("utf-8")))
 
     def _get(self, path):
         stats = {"requests": Stats.requests, "tokens": Stats.tokens, "aborted": Stats.aborted, "open": Stats.open}
@@ -201,9 +204,11 @@ class Server(asyncio.Protocol):
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
         )
 
-    def _post(self, body):
+    def _post(self, path, body):
         Stats.requests += 1
         fault = self.options.fault
+        if path.startswith("/fault/"):
+            fault = path.split("/")[2]
         if fault and Stats.requests % self.options.fault_every == 0:
             return FAULTS[fault](self, body)
         loop = asyncio.get_running_loop()
