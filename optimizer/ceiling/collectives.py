@@ -20,6 +20,7 @@ class Collectives:
     used_us: float
     best_path: str
     best_us: float
+    known: bool  # whether the used path's time is known at all; if not, nothing is said to be lost
 
     @property
     def lost_ms(self) -> float:
@@ -63,8 +64,10 @@ def collectives_of_step(
     if best is None:
         return None
     used = situation.allreduce_path or best
-    used_us = situation.allreduce_us if situation.allreduce_us is not None else known.get(used, known[best])
-    return Collectives(count, message, used, used_us, best, known[best])
+    used_us = situation.allreduce_us if situation.allreduce_us is not None else known.get(used)
+    return Collectives(
+        count, message, used, known[best] if used_us is None else used_us, best, known[best], used_us is not None
+    )
 
 
 def _by_count(table: dict[str, float], gpus: int) -> float | None:

@@ -4,14 +4,14 @@ from optimizer.model.ceiling import HardwareSpec, ModelShape
 
 KERNELS_PER_LAYER = 12
 
-# η = t_roof / t_measured of graphed decode. Recorded on H200: 0.56-0.62 for dense models on one and two GPUs. It is a
-# prior, replaced by the best η that a box class has shown; the interval bounds predictions that rest on it.
+# η = t_roof / t_measured of graphed decode. Recorded on H200: 0.56-0.62 for dense models on one and two GPUs. This is
+# a prior, replaced by the best η that a box class has shown; the interval bounds predictions that rest on it.
 PRIOR_EFFICIENCY = 0.6
 PRIOR_EFFICIENCY_RANGE = (0.45, 0.75)
 
 
 def eager_floor_ms(shape: ModelShape, hardware: HardwareSpec, kernels_per_step: float | None = None) -> float:
-    """Kernels per step times the time of one launch: the step cannot be faster without graphs, and may be far slower."""
+    """Kernels per step times the time of one launch: an eager step is no faster, and may be far slower."""
     kernels = kernels_per_step if kernels_per_step is not None else KERNELS_PER_LAYER * shape.layers
     return kernels * hardware.eager_us_per_kernel / 1e3
 
@@ -19,7 +19,7 @@ def eager_floor_ms(shape: ModelShape, hardware: HardwareSpec, kernels_per_step: 
 def graphed_step_ms(roof_ms: float, efficiency: float, collectives_ms: float = 0.0) -> float:
     """Expected time of a step from a graph.
 
-    The recorded η of two GPUs already holds their best collectives, so these count only where they exceed what it leaves."""
+    The recorded η of two GPUs holds their best collectives already; these count where they exceed what it leaves."""
     return max(roof_ms / efficiency, roof_ms + collectives_ms)
 
 

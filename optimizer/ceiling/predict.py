@@ -1,0 +1,173 @@
+"""Predictions that are computed from this launch's own facts instead of taken from a playbook's interval: the ratio of
+output tokens/s that curing one cause should give. ``COMPUTED`` maps the names that a playbook may use
+(``predicts.computed``) to the computation; None means that the facts allow none, and the playbook's interval stands."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from optimizer.ceiling.collectives import collectives_of_step
+from optimizer.ceiling.decode import decode_roof
+from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms, graphs_gain_range
+from optimizer.ceiling.speculation import Acceptance, RoundCost, Speculation, acceptance_of, fitted_cost, prior_cost
+from optimizer.ceiling.waterfall import STEP_METRICS, bucket_share
+from optimizer.model.ceiling import HardwareSpec, ModelShape, NoCeiling, Situation, Waterfall
+from optimizer.model.measurement import LoadPoint
+
+Interval = tuple[float, float]
+# MTP heads of released models accept about 0.7-0.9 of their first draft; nothing is known before a run has shown it.
+PRIOR_ACCEPTANCE = (0.55, 0.90)
+DRAFT_DEPTH = 3
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a computation may use; a missing shape, GPU or waterfall makes most of them answer None."""
+
+    situation: Situation
+    point: LoadPoint
+    shape: ModelShape | NoCeiling
+    hardware: HardwareSpec | NoCeiling
+    waterfall: Waterfall | NoCeiling
+    efficiency: float | None = None  # best η seen on this box class
+
+    @property
+    def round_ms(self) -> float:
+        rate = self.point.metrics.get("output_tokens_per_s", 0.0)
+        return 1e3 * self.situation.intended / rate if rate > 0 else math.inf
+
+    @property
+    def per_token_ms(self) -> float | None:
+        """Time per accepted token of one sequence."""
+        return next((self.point.metrics[name] for name in STEP_METRICS if self.point.metrics.get(name, 0) > 0), None)
+
+
+def computed_ratio(name: str, inputs: Inputs) -> Interval | None:
+    """The interval of the computation ``name``; None where the name is unknown or the facts do not allow it."""
+    computation = COMPUTED.get(name)
+    return None if computation is None else computation(inputs)
+
+
+def speculation_of(inputs: Inputs, rounds_ms: Mapping[float, float] | None = None) -> Speculation | None:
+    """The draft model of this launch: acceptance as observed, cost fitted to the rounds that were measured.
+
+    ``rounds_ms``: running batch -> time of a round (TPOT · A) for further load levels of the same launch. None where the
+    launch does not speculate or its plain step cannot be expected."""
+    if isinstance(inputs.shape, NoCeiling) or isinstance(inputs.hardware, NoCeiling):
+        return None
+    situation = inputs.situation
+    if not situation.draft_tokens:
+        return None
+    observed = dict(rounds_ms or {})
+    if inputs.per_token_ms is not None:
+        observed.setdefault(situation.running, inputs.per_token_ms * situation.accept_len)
+    ratios = {
+        batch: time / _plain_step(inputs, inputs.shape, inputs.hardware, batch) for batch, time in observed.items()
+    }
+    plain = _plain_step(inputs, inputs.shape, inputs.hardware, situation.running)
+    prior = prior_cost(inputs.shape, inputs.hardware, situation, plain)
+    acceptance = acceptance_of(situation.draft_tokens, situation.accept_len, situation.accept_by_position)
+    return Speculation(acceptance, fitted_cost(situation.draft_tokens, ratios, prior))
+
+
+def graphs_on(inputs: Inputs) -> Interval | None:
+    """Capturing the running batch: the eager step becomes t_roof / η, prefill and ramp stay as they are."""
+    if isinstance(inputs.shape, NoCeiling) or isinstance(inputs.hardware, NoCeiling) or inputs.per_token_ms is None:
+        return None
+    if not (inputs.situation.graph_off_share or 0.0) > 0 or not math.isfinite(inputs.round_ms):
+        return None
+    batch, accepted = max(inputs.situation.running, 1.0), inputs.situation.accept_len
+    roof = decode_roof(inputs.shape, inputs.hardware, inputs.situation, batch).ms
+    collectives = collectives_of_step(inputs.shape, inputs.hardware, inputs.situation, batch)
+    round_cost = 1.0
+    if inputs.situation.draft_tokens:
+        plain = _plain_step(inputs, inputs.shape, inputs.hardware, batch)
+        cost = prior_cost(inputs.shape, inputs.hardware, inputs.situation, plain)
+        round_cost = cost.ratio(inputs.situation.draft_tokens, batch) / accepted
+    scale = inputs.situation.intended / batch
+    low, high = graphs_gain_range(
+        inputs.round_ms,
+        inputs.per_token_ms * scale,
+        roof * round_cost * scale,
+        inputs.efficiency,
+        (collectives.best_ms if collectives else 0.0) * scale,
+    )
+    return (low, max(high, low))
+
+
+def admit_all(inputs: Inputs) -> Interval | None:
+    """Letting every offered request run: between half of what the bucket holds and the ratio of the batches."""
+    batches = inputs.situation.intended / max(inputs.situation.running, 1.0)
+    if batches <= 1.01:
+        return None
+    share = bucket_share(inputs.waterfall, "queue_cap") if isinstance(inputs.waterfall, Waterfall) else None
+    expected = 1 / (1 - min(share, 0.98)) if share else math.sqrt(batches)
+    return (math.sqrt(max(expected, 1.0)), batches)
+
+
+def best_collectives(inputs: Inputs) -> Interval | None:
+    """The best all-reduce path of this box class in place of the one in use: ± 40 % of the time that it saves."""
+    if not isinstance(inputs.waterfall, Waterfall):
+        return None
+    share = inputs.waterfall.share("collectives")
+    return (1 / (1 - 0.6 * share), 1 / (1 - min(1.4 * share, 0.95))) if share > 0 else None
+
+
+def drafts_on(inputs: Inputs) -> Interval | None:
+    """A draft of the model's own MTP layer, three deep, over the usual range of acceptance, at this concurrency."""
+    if isinstance(inputs.shape, NoCeiling) or isinstance(inputs.hardware, NoCeiling) or not inputs.shape.mtp_layers:
+        return None
+    if inputs.situation.draft_tokens:
+        return None
+    batch = max(inputs.situation.running, 1.0)
+    plain = inputs.per_token_ms or _plain_step(inputs, inputs.shape, inputs.hardware, batch)
+    cost = prior_cost(inputs.shape, inputs.hardware, inputs.situation, plain)
+    return _over_acceptance(cost, batch)
+
+
+def draft_depth(inputs: Inputs) -> Interval | None:
+    """The best depth in place of the one in use; None where the present one is the best."""
+    found = speculation_of(inputs)
+    if found is None:
+        return None
+    running, depth = inputs.situation.running, inputs.situation.draft_tokens
+    best = found.best_depth(running)
+    gain = found.speedup(best, running) / found.speedup(depth, running)
+    if best == depth or gain <= 1.01:
+        return None
+    # Decode is only a part of the round, and acceptance beyond the observed depth is extrapolated.
+    return (gain**0.5, gain**1.5)
+
+
+def drafts_off(inputs: Inputs) -> Interval | None:
+    """No draft in place of the one in use; None where drafting pays."""
+    found = speculation_of(inputs)
+    if found is None:
+        return None
+    gain = 1 / found.speedup(inputs.situation.draft_tokens, inputs.situation.running)
+    return (gain**0.5, gain**1.5) if gain > 1.01 else None
+
+
+COMPUTED: dict[str, Callable[[Inputs], Interval | None]] = {
+    "graphs_on": graphs_on,
+    "admit_all": admit_all,
+    "best_collectives": best_collectives,
+    "drafts_on": drafts_on,
+    "draft_depth": draft_depth,
+    "drafts_off": drafts_off,
+}
+
+
+def _over_acceptance(cost: RoundCost, batch: float) -> Interval:
+    speeds = []
+    for rate in PRIOR_ACCEPTANCE:
+        chain = Acceptance(tuple(rate ** (index + 1) for index in range(DRAFT_DEPTH)), rate)
+        speeds.append(Speculation(chain, cost).speedup(DRAFT_DEPTH, batch))
+    return (min(speeds), max(speeds))
+
+
+def _plain_step(inputs: Inputs, shape: ModelShape, hardware: HardwareSpec, batch: float) -> float:
+    """Expected graphed step without drafts."""
+    roof = decode_roof(shape, hardware, inputs.situation, max(batch, 1.0)).ms
+    collectives = collectives_of_step(shape, hardware, inputs.situation, max(batch, 1.0))
+    return graphed_step_ms(roof, inputs.efficiency or PRIOR_EFFICIENCY, collectives.best_ms if collectives else 0.0)
