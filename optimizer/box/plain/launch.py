@@ -121,9 +121,7 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
             begun = spawn.start(arguments, env, request.get("cwd"), (output, output),
                                 keeper=os.path.join(claim, "exit.json"), around=around)  # fmt: skip
         except Refused as refused:
-            store.write_record(
-                os.path.join(claim, "exit.json"), {"code": None, "signal": None, "not_started": refused.message}
-            )
+            store.write_record(os.path.join(claim, "refused.json"), {"reason": refused.message})
             raise
         finally:
             os.close(output)
@@ -182,7 +180,7 @@ def _state(folder: Folder, identifier: str) -> dict[str, Any]:
     started = store.read_record(os.path.join(claim, "started.json"))
     ended = store.read_record(os.path.join(claim, "exit.json"))
     living = procfs.family(identifier, folder.root, sessions=sessions_of(claim))
-    if started is None and ended is None and not living:
+    if started is None and ended is None and not living and not os.path.exists(os.path.join(claim, "refused.json")):
         # The shim died around the spawn. A process that is just being executed shows no environment for a moment.
         time.sleep(0.2)
         living = procfs.family(identifier, folder.root)
@@ -209,7 +207,7 @@ def _state(folder: Folder, identifier: str) -> dict[str, Any]:
         pids=sorted(living),
         exit_code=ended.get("code"),
         exit_signal=ended.get("signal"),
-        exit_reason=ended.get("not_started"),
+        exit_reason=(store.read_record(os.path.join(claim, "refused.json")) or {}).get("reason"),
         log=record.get("log"),
         ports=record.get("ports") or [],
         rebooted=record.get("boot_id") not in (None, procfs.boot_id()),

@@ -16,12 +16,12 @@ from typing import Any
 from optimizer.box.plain import procfs
 from optimizer.box.plain.procfs import Refused
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}")
 
 
 def checked(name: Any, what: str) -> str:
     """A study id or key that is safe as one path component."""
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise Refused(
             "bad_request", "%r is no valid %s: letters, digits, dot, dash, underscore and colon only." % (name, what)
         )
