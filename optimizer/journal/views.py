@@ -1,5 +1,5 @@
-"""SQL views over the journal for people with sqlite-utils, datasette or the sqlite3 shell. They read bodies by JSON path, show NULL where
-a body has no such key, and are never used by a decision."""
+"""SQL views over the journal for people with sqlite-utils, datasette or the sqlite3 shell. They read bodies by JSON path,
+show NULL where a body has no such key, and are never used by a decision."""
 
 import sqlite3
 from typing import Any
@@ -9,9 +9,12 @@ NAMES = ("decision", "trial", "measurement", "hypothesis", "flip", "refusal")
 VIEWS = """
 CREATE VIEW decision AS
 SELECT seq, at_utc, kind,
-       coalesce(json_extract(body, '$.hypothesis'), json_extract(body, '$.hypothesis_id'), json_extract(body, '$.id')) AS subject,
-       coalesce(json_extract(body, '$.judgement.verdict'), json_extract(body, '$.verdict'), json_extract(body, '$.refusal.kind'),
+       coalesce(json_extract(body, '$.hypothesis'), json_extract(body, '$.id')) AS subject,
+       coalesce(json_extract(body, '$.judgement.verdict'), json_extract(body, '$.verdict'), json_extract(body, '$.kind'),
                 json_extract(body, '$.ending')) AS verdict,
+       json_extract(body, '$.judgement.ratio') AS ratio,
+       json_extract(body, '$.judgement.low') AS ratio_low,
+       json_extract(body, '$.judgement.high') AS ratio_high,
        coalesce(json_extract(body, '$.why'), json_extract(body, '$.reason'), json_extract(body, '$.text')) AS why,
        cause, body
 FROM entry
@@ -55,7 +58,7 @@ SELECT e.seq, e.at_utc,
        coalesce(json_extract(h.value, '$.score_db'), json_extract(h.value, '$.db')) AS score_db,
        json_extract(h.value, '$.probability') AS probability,
        json_extract(h.value, '$.status') AS status
-FROM entry AS e, json_each(e.body, CASE WHEN json_type(e.body, '$.hypotheses') = 'array' THEN '$.hypotheses' ELSE '$.ranking' END) AS h
+FROM entry AS e, json_each(e.body, '$.hypotheses') AS h
 WHERE e.kind = 'ranked' AND h.type = 'object';
 
 CREATE VIEW flip AS
@@ -70,11 +73,11 @@ WHERE e.kind = 'flipped' AND f.type = 'object';
 
 CREATE VIEW refusal AS
 SELECT seq, at_utc,
-       coalesce(json_extract(body, '$.refusal.kind'), json_extract(body, '$.refusal'), json_extract(body, '$.kind')) AS kind,
-       coalesce(json_extract(body, '$.refusal.param'), json_extract(body, '$.param')) AS param,
-       coalesce(json_extract(body, '$.refusal.value'), json_extract(body, '$.value')) AS value,
-       coalesce(json_extract(body, '$.refusal.why'), json_extract(body, '$.why')) AS why,
-       coalesce(json_extract(body, '$.refusal.source'), json_extract(body, '$.source')) AS source,
+       json_extract(body, '$.kind') AS kind,
+       json_extract(body, '$.hypothesis') AS hypothesis,
+       json_extract(body, '$.params') AS params,
+       json_extract(body, '$.why') AS why,
+       json_extract(body, '$.source') AS source,
        cause
 FROM entry
 WHERE kind = 'refused';

@@ -1,0 +1,74 @@
+# Everything here sets up what it needs: a Debian machine with python3 (3.11 or later), python3-venv and make is enough.
+PYTHON ?= python3
+VENV ?= .venv
+ENGINES ?= .engines
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+DEMO_HOST ?= sim:rtx6000x8-k26
+DEMO_TARGET ?= 1000tps@32
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint engines test-engines dev clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo          install, tune a simulated 8-GPU box, print the journal of what was done and why'
+	@echo 'make test          lint, types, import contracts and tests; needs no GPU and no engine'
+	@echo 'make engines       install real SGLang and vLLM for this CPU into $(ENGINES) (6 GB, about two minutes)'
+	@echo 'make test-engines  tune those real engines'
+	@echo 'make lint          ruff, mypy, import contracts, knowledge files'
+	@echo 'make clean         remove $(VENV) and caches; keeps $(ENGINES) and runs/'
+
+demo: $(VENV)/.installed
+	@mkdir -p runs
+	@$(BIN)/optimize run --host $(DEMO_HOST) --target $(DEMO_TARGET) --yes --json > runs/.demo.json; status=$$?; \
+	study=$$($(BIN)/python -c 'import json; print(json.load(open("runs/.demo.json"))["study"])') || exit $$status; \
+	echo; echo "What it did, and why (optimize journal $$study):"; echo; \
+	$(BIN)/optimize journal "$$study" && exit $$status
+
+test: dev
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/optimize lint
+	$(BIN)/python -m pytest -q -n 2
+
+lint: dev
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/optimize lint
+
+engines:
+	PYTHON=$(PYTHON) scripts/engines/install.sh $(ENGINES)
+
+# One at a time: each of them measures.
+test-engines: dev
+	@for engine in vllm sglang; do \
+	  test -x $(ENGINES)/$$engine/bin/python || { echo "No $$engine in $(ENGINES): run make engines first." >&2; exit 1; }; \
+	done
+	OPTIMIZER_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -q -m engines -p no:xdist
+
+dev: $(VENV)/.installed-dev
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "$(PYTHON) is missing or older than 3.11. On Debian 12: apt-get install python3 python3-venv; or name one: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments. On Debian: apt-get install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml
+	@echo "Installing optimize into $(VENV)"
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml
+	@echo "Installing optimize and its development tools into $(VENV)"
+	@$(PIP) install --editable '.[dev]'
+	@touch $(VENV)/.installed $@
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find optimizer tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,153 @@
+"""What is sent to a box runs there with the Python it happens to have: no newer syntax than 3.8, nothing but the standard
+library, no file of ours that is not sent along, and nothing that only later releases of the standard library offer."""
+
+import ast
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from optimizer.box.program import guard_program, shim_program
+
+PACKAGE = Path(__file__).parents[2] / "optimizer"
+# The shim is sent as one text made of shim.py and everything in box/plain/; the others are sent as they are.
+PARTS = ["box/shim.py", *sorted(f"box/plain/{path.name}" for path in (PACKAGE / "box" / "plain").glob("*.py"))]
+WHOLE = ["box/guard.py", "bench/loadgen.py", "bench/nullserver.py"]
+FILES = [*PARTS, *WHOLE]
+OPTIONAL = {"bench/loadgen.py": {"uvloop"}, "bench/nullserver.py": {"uvloop"}}
+OLDEST = (3, 8)
+
+# Methods and functions that came after 3.8: (name of the attribute) -> since.
+LATER = {
+    "removeprefix": "3.9", "removesuffix": "3.9", "to_thread": "3.9", "randbytes": "3.9", "waitstatus_to_exitcode": "3.9",
+    "is_relative_to": "3.9", "with_stem": "3.9", "pidfd_open": "3.9", "bit_count": "3.10", "pairwise": "3.10",
+    "aiter": "3.10", "anext": "3.10", "hardlink_to": "3.10", "file_digest": "3.11", "timeout": "3.11 (asyncio)", "TaskGroup": "3.11",
+    "Runner": "3.11 (asyncio)", "batched": "3.12",
+}  # fmt: skip
+MODULE_LATER = {"tomllib", "zoneinfo", "graphlib"}
+GENERIC = {"list", "dict", "tuple", "set", "frozenset", "type"}
+
+
+def tree(name: str) -> ast.Module:
+    return ast.parse((PACKAGE / name).read_text(encoding="utf-8"), feature_version=OLDEST)
+
+
+def postponed(code: ast.Module) -> set[ast.AST]:
+    """The nodes inside annotations of a file that postpones their evaluation: they never run."""
+    if not any(isinstance(node, ast.ImportFrom) and node.module == "__future__" and node.names[0].name == "annotations" for node in code.body):
+        return set()
+    notes: list[ast.expr | None] = []
+    for node in ast.walk(code):
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            notes.append(node.annotation)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            notes.append(node.returns)
+    return {inner for note in notes if note is not None for inner in ast.walk(note)}
+
+
+def problems(code: ast.Module, optional: set[str], *, part: bool = False) -> list[str]:
+    found = []
+    never_run = postponed(code)
+    # What a file asks for before it uses it, hasattr(os, "pidfd_open"), or tries and can do without.
+    asked = {
+        node.attr
+        for block in ast.walk(code)
+        if isinstance(block, ast.Try) and any("AttributeError" in ast.unparse(handler.type or block) for handler in block.handlers)
+        for part in block.body
+        for node in ast.walk(part)
+        if isinstance(node, ast.Attribute)
+    } | {
+        node.args[1].value
+        for node in ast.walk(code)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr") and isinstance(node.args[1], ast.Constant)
+    }
+    for node in ast.walk(code):
+        if node in never_run:
+            continue
+        line = getattr(node, "lineno", 0)
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "." * node.level]
+        for name in names:
+            top = name.partition(".")[0]
+            if part and (name + ".").startswith("optimizer.box.plain."):
+                continue
+            if top in MODULE_LATER or (top not in sys.stdlib_module_names and top not in optional):
+                found.append(f"line {line}: imports {name}")
+        if isinstance(node, ast.Attribute) and node.attr in LATER and node.attr not in asked:
+            if "asyncio" not in LATER[node.attr] or ast.unparse(node.value) == "asyncio":
+                found.append(f"line {line}: .{node.attr} came with Python {LATER[node.attr]}")
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in GENERIC:
+            found.append(f"line {line}: {ast.unparse(node)} needs Python 3.9")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            notes = [arg.annotation for arg in (*node.args.args, *node.args.kwonlyargs) if arg.annotation]
+            for note in (*notes, *([node.returns] if node.returns else [])):
+                if note not in never_run and isinstance(note, ast.BinOp) and isinstance(note.op, ast.BitOr):
+                    found.append(f"line {line}: {ast.unparse(note)} needs Python 3.10")
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_syntax_and_imports(name: str) -> None:
+    assert not problems(tree(name), OPTIONAL.get(name, set()), part=name in PARTS)
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import requests", "from optimizer import errors", "x: 'a' = 'b'.removeprefix('a')", "def f(a: int | None): ...",
+     "def f() -> list[int]: ...", "from __future__ import annotations\nx = list[int]", "import tomllib", "async def f():\n    async with asyncio.timeout(1): ..."],
+)  # fmt: skip
+def test_the_check_can_fail(code: str) -> None:
+    assert problems(ast.parse(code), set())
+
+
+@pytest.mark.parametrize("code", ["match x:\n    case 1: ...", "try: ...\nexcept* ValueError: ...", "type X = int", "with (open(a) as b, open(c) as d): ..."])
+def test_later_syntax_is_refused(code: str) -> None:
+    with pytest.raises(SyntaxError):
+        ast.parse(code, feature_version=OLDEST)
+
+
+def interpreters() -> list[str]:
+    """Every Python from 3.8 up that this machine has: on the path, or kept by a version manager."""
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = []
+    for minor in range(8, 16):
+        for name in (f"python3.{minor}", *map(str, sorted(kept.glob(f"3.{minor}.*/bin/python3.{minor}")))):
+            try:
+                run = subprocess.run([name, "-c", "pass"], capture_output=True, check=False, timeout=20)
+            except (FileNotFoundError, subprocess.TimeoutExpired):
+                continue
+            if run.returncode == 0:  # a version manager leaves commands behind that stand for nothing
+                found.append(name)
+                break
+    return found
+
+
+LOAD = """
+import sys
+exec(compile(sys.stdin.buffer.read(), "<sent>", "exec"), {"__name__": sys.argv[1], "__file__": "<sent>"})
+"""
+
+
+def test_every_python_of_this_machine_loads_what_is_sent() -> None:
+    texts = {name: (PACKAGE / name).read_bytes() for name in WHOLE}
+    texts["the guard as sent"] = guard_program()
+    # Everything is loaded, and nothing run: the program's last line calls main.
+    program, call, end = shim_program().rpartition(b"sys.modules[\"optimizer.box.shim\"].main()")
+    assert call
+    assert not end.strip()
+    texts["the shim as sent"] = program
+    tried = interpreters()
+    assert tried, "not even the Python that runs this test was found"
+    for interpreter in tried:
+        for name, text in texts.items():
+            run = subprocess.run(
+                [interpreter, "-I", "-S", "-W", "error", "-c", LOAD, "sent"], input=text, capture_output=True, check=False, timeout=60
+            )
+            assert run.returncode == 0, f"{name} under {interpreter}: {run.stderr.decode()[-800:]}"
+            assert run.stdout == b"", name
