@@ -315,6 +315,8 @@ class SglangLog:
         elif low.startswith(b"cuda graph is disabled"):
             self.found.add("graphs.mode", "none", line)
             self.warn("graphs_disabled", line)
+            if b"attention backend" in low:
+                self.found.add("startup.fallback", "attention_backend", line, labels={"fact": "graphs.mode"})
 
     def _attention(self, line: Line, message: bytes) -> None:
         match = _HYBRID.search(message)
@@ -366,6 +368,7 @@ class SglangLog:
     def _max_running(self, line: Line, message: bytes) -> None:
         if message.startswith(b"Max running requests is reset"):
             self.warn("spec_max_running_reset", line)
+            self.found.add("startup.fallback", "speculative_algorithm", line, labels={"fact": "scheduler.max_running"})
         elif b"mamba" in message:
             self.warn("max_running_capped_by_state", line)
         else:

@@ -216,6 +216,7 @@ UNITS: dict[str, str] = {
     "spec.steps": "steps",
     "spec.topk": "tokens",
     "startup.cause": "",
+    "startup.fallback": "",
     "startup.last_stage": "",
     "startup.message": "",
     "startup.outcome": "",

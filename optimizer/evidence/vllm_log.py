@@ -136,6 +136,7 @@ class VllmLog:
             if b"Falling back to V0" in raw:
                 self.found.add("engine.generation", "V0", line)
                 self.warn("v0_fallback", line)
+                self._named(line, raw, "engine.generation")
             elif b"PyTorch-native implementation of top" in raw or b"FlashInfer is not available" in raw:
                 self.found.add("kernel.sampler_backend", "pytorch", line)
                 self.warn("sampler_native", line)
@@ -170,6 +171,12 @@ class VllmLog:
                 self.found.add("engine.version", match[1].decode(), line)
         elif b"KeyError: " in raw and b"scale" in raw:
             self.warn("spec_loader_key_missing", line)
+
+    def _named(self, line: Line, raw: bytes, fact: str) -> None:
+        """The server says which flag made it fall back."""
+        match = re.search(rb"--([a-z][a-z0-9-]{1,60})", raw)
+        if match:
+            self.found.add("startup.fallback", match[1].decode().replace("-", "_"), line, labels={"fact": fact})
 
     def warn(self, code: str, line: Line) -> None:
         count, first = self.warnings.get(code, (0, line))
@@ -283,6 +290,8 @@ class VllmLog:
     def _cannot(self, line: Line, message: bytes) -> None:
         if b"attention" in message.lower():
             self.warn("attention_fallback", line)
+            if b"kv cache" in message.lower():
+                self.found.add("startup.fallback", "kv_cache_dtype", line, labels={"fact": "kernel.attention_backend"})
 
     def _pool(self, line: Line, message: bytes) -> None:
         match = _POOL.search(message)
@@ -420,7 +429,7 @@ class VllmLog:
     def _settings(self) -> None:
         found, config, at = self.found, self.config, self.config_line or self.asked_line
         if self.asked or config:
-            resolved = {**{key: value for key, value in config.items()}, **{key: value for key, value in self.asked.items() if key not in config}}
+            resolved = {**self.asked, **config}
             found.add("settings.resolved", resolved, at)
         for name, key in (("parallel.tp", "tensor_parallel_size"), ("parallel.pp", "pipeline_parallel_size"), ("parallel.dp", "data_parallel_size"),
                           ("model.max_context_tokens", "max_seq_len")):  # fmt: skip
