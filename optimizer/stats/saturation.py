@@ -1,15 +1,15 @@
-"""Is an open-loop load more than the server can take? Then the queue grows as long as the load lasts, and every
-latency measured is a property of how long one waited, not of the setting. Pure; closed loops cannot be over-saturated
-in this sense and are not its matter.
+"""Is an open-loop load more than the server can take? Then the queue grows as long as the load lasts, and every latency
+measured is a property of how long one waited, not of the setting. Pure; closed loops cannot be over-saturated in this
+sense and are not its matter.
 
-Rule: requests in flight and time to first token must both rise over the run. Each series is cut into 12 blocks of
-equal time, from the 30th second (or the first quarter of a shorter run) on. A rise counts when the fitted slope of
-the block means is significant at 99 % one-sided and the fitted end is at least 1.25 times the fitted beginning.
-In-flight counts of a stable queue wander for many seconds, so the slope's error is widened by the block means' own
-lag-1 correlation (effective sample size n(1-r)/(1+r); Bartlett, J. Roy. Stat. Soc. B 8 (1946) 27-41).
+Rule: requests in flight and time to first token must both rise over the run, from the 30th second (or the first quarter
+of a shorter run) on. Each series is cut into 12 blocks of equal time; a rise counts when the least-squares slope of the
+block means is significant at 99 % one-sided and the fitted end is at least 1.25 times the fitted beginning. That alone
+would cry wolf: the queue of a stable server wanders for many seconds, and its block means are correlated. So the queue
+must also have grown by at least 5 % of the requests that arrived meanwhile. A server that takes a share c of the load
+lets 1 - c of the arrivals pile up (a sixth at 120 % load); the queue of a stable one does not grow with time at all.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +18,17 @@ from optimizer.stats.interval import t_quantile
 
 BLOCKS = 12
 RISE = 1.25
+PILED_UP = 0.05
 SKIP_S = 30.0
 CONFIDENCE = 0.99
 
 
 @dataclass(frozen=True)
 class Rise:
-    """``ratio`` = fitted end over fitted beginning; ``t`` = slope over its error, ``rises`` = both are beyond their
-    bounds."""
+    """``ratio`` = fitted end over fitted beginning, ``growth`` = their difference, ``t`` = slope over its error."""
 
     ratio: float
+    growth: float
     t: float
     rises: bool
 
@@ -61,23 +62,22 @@ def rise(points: Sequence[tuple[float, float]]) -> Rise | None:
     middle = (n - 1) / 2
     sxx = n * (n * n - 1) / 12
     slope = math.fsum((i - middle) * y for i, y in enumerate(means)) / sxx
-    left = [y - mean - slope * (i - middle) for i, y in enumerate(means)]
-    spread = math.fsum(x * x for x in left)
-    if slope <= 0:
-        return Rise(
-            1.0 if not mean else max(0.0, mean + slope * middle) / max(1e-12, mean - slope * middle), 0.0, False
-        )
-    r = math.fsum(a * b for a, b in itertools.pairwise(left)) / spread if spread > 0 else 0.0
-    r = min(0.9, max(0.0, r))
-    effective = max(4.0, n * (1 - r) / (1 + r))
-    error = math.sqrt(spread / (effective - 2) / sxx) if spread > 0 else 0.0
-    t = slope / error if error else math.inf
     low = mean - slope * middle
+    if slope <= 0 or mean <= 0:
+        return Rise(1.0, 0.0, 0.0, False)
+    spread = math.fsum((y - mean - slope * (i - middle)) ** 2 for i, y in enumerate(means))
+    error = math.sqrt(spread / (n - 2) / sxx)
+    t = slope / error if error else math.inf
     ratio = (mean + slope * middle) / low if low > 0 else math.inf
-    return Rise(ratio, t, ratio >= RISE and t > t_quantile(CONFIDENCE, effective - 2))
+    return Rise(ratio, slope * (n - 1), t, ratio >= RISE and t > t_quantile(CONFIDENCE, n - 2))
 
 
 def over_saturated(in_flight: Sequence[tuple[float, float]], ttft: Sequence[tuple[float, float]]) -> bool:
-    """Both series are (seconds, value) in time order; ``ttft`` by the scheduled time of the request."""
+    """Both series are (seconds, value) in time order; ``ttft`` has one point per request, by its scheduled time."""
     queue, wait = rise(in_flight), rise(ttft)
-    return bool(queue and wait and queue.rises and wait.rises)
+    if queue is None or wait is None or not (queue.rises and wait.rises):
+        return False
+    span = in_flight[-1][0] - in_flight[0][0]
+    since = in_flight[0][0] + min(SKIP_S, span / 4)
+    arrived = sum(at >= since for at, _ in ttft)
+    return queue.growth >= PILED_UP * arrived

@@ -121,9 +121,11 @@ def window_mean(series: Sequence[float]) -> WindowMean | None:
     relative_se = standard_error_of_mean(series) / mean
     half_width = t_quantile(0.975, n - 1) * relative_se
     found = trend(series)
-    # The slope's own error assumes independent residuals; the correlated series' inflation is applied to it as well.
-    naive = found.cov / math.sqrt(n)
-    inflation = max(1.0, relative_se / naive) if naive > 0 else 1.0
+    # The slope's own error assumes independent residuals; how correlated they are is read off what the line leaves.
+    fitted = [mean * found.change * (i / (n - 1) - 0.5) for i in range(n)]
+    residuals = [y - line for y, line in zip(series, fitted, strict=True)]
+    left = trend(residuals).cov * mean / math.sqrt(n)
+    inflation = max(1.0, standard_error_of_mean(residuals) / left) if left > 0 else 1.0
     corrected = Trend(found.change, found.error * inflation, found.cov)
     moved = abs(found.change) > MOVED_CHANGE and corrected.significant(n, 0.99)
     return WindowMean(mean, relative_se, half_width, corrected, moved, half_width <= USABLE_HALF_WIDTH and not moved)

@@ -1,0 +1,51 @@
+"""Percentile claims: the design's table, and the false-claim rate at the boundary (RELIABILITY S5)."""
+
+import random
+
+import pytest
+
+from optimizer.stats import tail
+
+
+@pytest.mark.parametrize(("percentile", "table"), [(99, (459, 662, 838, 1307, 2010)), (95, (90, 130, 165, 259, 398))])
+def test_requests_needed_are_those_of_the_design(percentile: int, table: tuple[int, ...]) -> None:
+    assert tuple(tail.requests_needed(percentile, misses) for misses in (0, 1, 2, 5, 10)) == table
+
+
+def test_misses_allowed_is_the_inverse() -> None:
+    for requests in (1, 458, 459, 661, 662, 838, 5000):
+        allowed = tail.misses_allowed(99, requests)
+        if allowed is None:
+            assert requests < 459
+        else:
+            assert tail.requests_needed(99, allowed) <= requests < tail.requests_needed(99, allowed + 1)
+
+
+@pytest.mark.parametrize(("percentile", "requests"), [(99, 459), (99, 1000), (95, 200)])
+def test_false_claims_at_the_boundary_are_at_most_one_percent(percentile: int, requests: int) -> None:
+    rng = random.Random(percentile * requests)
+    share, trials = 1 - percentile / 100, 3000
+    claimed = bounds = 0
+    for _ in range(trials):
+        samples = [1.0 + rng.random() if rng.random() < share else rng.random() for _ in range(requests)]
+        claimed += bool(tail.at_most(samples, percentile, 1.0))
+        bound = tail.upper_bound(samples, percentile)
+        assert bound is not None
+        bounds += bound < 1.0
+    assert claimed <= 0.01 * trials + 3 * (0.01 * trials) ** 0.5
+    assert bounds == claimed  # the bound is the claim read the other way round
+
+
+def test_too_few_requests_claim_nothing() -> None:
+    assert tail.at_most([0.1] * 458, 99, 1.0) is None
+    assert tail.at_most([0.1] * 459, 99, 1.0) is True
+    assert tail.at_most([0.1] * 458 + [2.0], 99, 1.0) is False
+    assert tail.upper_bound([0.1] * 100, 99) is None
+
+
+def test_only_supported_percentiles_are_shown() -> None:
+    assert tail.percentiles([1.0, 2.0]) == {}
+    assert tail.percentiles([3.0, 1.0, 2.0]) == {50: 2.0}
+    assert set(tail.percentiles([1.0] * 90)) == {50, 90, 95}
+    assert set(tail.percentiles([1.0] * 459)) == {50, 90, 95, 99}
+    assert tail.quantile([0.0, 10.0], 25) == 2.5
