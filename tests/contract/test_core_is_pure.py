@@ -36,7 +36,7 @@ HARNESS = """
     for module, functions in {
         time: ["time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep", "localtime", "gmtime"],
         random: ["random", "randint", "choice", "shuffle", "sample", "uniform", "gauss", "getrandbits", "seed", "SystemRandom"],
-        os: ["urandom", "open", "listdir", "scandir", "stat", "getenv", "getcwd", "system", "fork", "environ"],
+        os: ["urandom", "open", "listdir", "scandir", "stat", "getenv", "getcwd", "system", "fork"],
         socket: ["socket", "create_connection", "getaddrinfo"],
         subprocess: ["run", "Popen"],
         builtins: ["open", "input", "print"],
@@ -60,11 +60,11 @@ def test_everything_pure_imports_without_an_outside_package() -> None:
     assert int(done.stdout) > 20
 
 
-@pytest.mark.parametrize("call", ["time.time()", "random.random()", "open('/dev/null')", "os.urandom(1)", "os.environ.get('X')", "socket.socket()"])
+@pytest.mark.parametrize("call", ["time.time()", "random.random()", "open('/dev/null')", "os.urandom(1)", "socket.socket()", "subprocess.run([])"])
 def test_the_harness_refuses(call: str) -> None:
     done = run(call)
     assert done.returncode != 0
-    assert "has to be pure" in done.stderr or "not subscriptable" in done.stderr or "has no attribute" in done.stderr
+    assert "has to be pure" in done.stderr
 
 
 def recorded() -> list[Path]:
