@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from optimizer.ceiling.collectives import collectives_of_step
 from optimizer.ceiling.decode import decode_roof
 from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms, graphs_gain_range
+from optimizer.ceiling.situation import situation_of
 from optimizer.ceiling.speculation import Acceptance, RoundCost, Speculation, acceptance_of, fitted_cost, prior_cost
-from optimizer.ceiling.waterfall import STEP_METRICS, bucket_share
+from optimizer.ceiling.waterfall import STEP_METRICS, bucket_share, waterfall
 from optimizer.model.ceiling import HardwareSpec, ModelShape, NoCeiling, Situation, Waterfall
+from optimizer.model.evidence import Evidence
 from optimizer.model.measurement import LoadPoint
 
 Interval = tuple[float, float]
@@ -42,6 +44,27 @@ class Inputs:
         return next((self.point.metrics[name] for name in STEP_METRICS if self.point.metrics.get(name, 0) > 0), None)
 
 
+def inputs_of(
+    evidence: Evidence,
+    shape: ModelShape | NoCeiling,
+    hardware: HardwareSpec | NoCeiling,
+    point: LoadPoint,
+    *,
+    prompt_tokens: float,
+    output_tokens: float,
+    efficiency: float | None = None,
+    draft_tokens_allowed: int = 0,
+) -> Inputs:
+    """Situation, waterfall and all, for one load point of one launch."""
+    situation = situation_of(
+        evidence, concurrency=point.concurrency, prompt_tokens=prompt_tokens, output_tokens=output_tokens
+    )
+    found = waterfall(
+        shape, hardware, situation, point, efficiency=efficiency, draft_tokens_allowed=draft_tokens_allowed
+    )
+    return Inputs(situation, point, shape, hardware, found, efficiency)
+
+
 def computed_ratio(name: str, inputs: Inputs) -> Interval | None:
     """The interval of the computation ``name``; None where the name is unknown or the facts do not allow it."""
     computation = COMPUTED.get(name)
@@ -51,8 +74,8 @@ def computed_ratio(name: str, inputs: Inputs) -> Interval | None:
 def speculation_of(inputs: Inputs, rounds_ms: Mapping[float, float] | None = None) -> Speculation | None:
     """The draft model of this launch: acceptance as observed, cost fitted to the rounds that were measured.
 
-    ``rounds_ms``: running batch -> time of a round (TPOT · A) for further load levels of the same launch. None where the
-    launch does not speculate or its plain step cannot be expected."""
+    ``rounds_ms``: running batch -> time of a round (TPOT · A) at further load levels of the same launch. None where
+    the launch does not speculate or its plain step cannot be expected."""
     if isinstance(inputs.shape, NoCeiling) or isinstance(inputs.hardware, NoCeiling):
         return None
     situation = inputs.situation

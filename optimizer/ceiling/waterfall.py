@@ -56,7 +56,7 @@ def waterfall(
     """
     bounds = ceiling(shape, hardware, situation, efficiency=efficiency, draft_tokens_allowed=draft_tokens_allowed)
     if isinstance(shape, NoCeiling) or isinstance(hardware, NoCeiling) or isinstance(bounds, NoCeiling):
-        return bounds if isinstance(bounds, NoCeiling) else NoCeiling(reason="the model's shape or the GPU is unknown")
+        return bounds if isinstance(bounds, NoCeiling) else NoCeiling(reason="the model or the GPU is unknown")
     rate = point.metrics.get("output_tokens_per_s", 0.0)
     if rate <= 0:
         return NoCeiling(reason="no output tokens per second were measured")
@@ -71,7 +71,7 @@ def waterfall(
 def bucket_share(found: Waterfall, bucket: str) -> float | None:
     """Share of the round that curing ``bucket`` could win back; None where the waterfall sets no limit.
 
-    Host time that was not measured hides in *kernel*, and drafts that are not used yet have no bucket to be capped by."""
+    Host time that was not measured hides in *kernel*; drafts that are not used yet have no bucket to cap them."""
     if bucket == "none" or (bucket == "drafts" and not found.speculating):
         return None
     if bucket == "host" and not found.host_measured:

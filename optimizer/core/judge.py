@@ -162,11 +162,11 @@ def chance_of_support(
 def bayes_factor_db(d: float, se: float, prediction: Prediction, policy: JudgePolicy) -> float:
     """Predicted effect against region of practical equivalence, normal model, clipped to ± ``bayes_clip_db``.
 
-    The predicted interval and the region are read as mean ± 2 sd. A result beyond the predicted upper edge speaks for
-    the prediction as much as one at the edge, so d is capped there."""
+    The predicted interval and the region are read as mean ± 2 sd. Far outside of both the wider of two normals would
+    win by its tail alone, so d is taken no higher than the predicted upper edge and no lower than no effect."""
     low, high = math.log(prediction[0]), math.log(prediction[1])
     centre, spread, null = (low + high) / 2, (high - low) / 4, math.log1p(policy.rope) / 2
-    seen = min(d, max(high, 0.0))
+    seen = max(min(d, high), 0.0)
     log_ratio = _ln_normal(seen - centre, math.hypot(se, spread)) - _ln_normal(seen, math.hypot(se, null))
     return max(-policy.bayes_clip_db, min(policy.bayes_clip_db, 10 / math.log(10) * log_ratio))
 
