@@ -116,9 +116,14 @@ class Box:
         )
         return CommandOutput.model_validate(_decoded(result, "stdout", "stderr"))
 
-    async def read_file(self, path: str, offset: int = 0, max_bytes: int = 8 * _MIB) -> FilePart:
-        """Part of a regular file; a negative offset counts from its end. Raises ShimRefused("unreadable")."""
-        result = await self._call("read_file", 60, path=path, offset=offset, max_bytes=max_bytes)
+    async def read_file(
+        self, path: str, offset: int = 0, max_bytes: int = 8 * _MIB, *, written_by: ServerProcess | None = None
+    ) -> FilePart:
+        """Part of a regular file; a negative offset counts from its end. Credentials are masked on the box, those of
+        ``written_by`` included. Raises ShimRefused("unreadable")."""
+        result = await self._call(
+            "read_file", 60, path=path, offset=offset, max_bytes=max_bytes, secrets_of=[written_by.pid] if written_by else []
+        )
         return FilePart.model_validate(_decoded(result, "data"))
 
     async def find_servers(

@@ -221,4 +221,6 @@ def read_log(request: dict[str, Any]) -> dict[str, Any]:
     record = store.read_record(os.path.join(folder.claim(*checked_id(request)), "claim.json"))
     if record is None or not os.path.exists(record["log"]):
         return {"inode": 0, "size": 0, "offset": 0, "data": ""}
-    return look.read_file({"path": record["log"], "offset": request["offset"], "max_bytes": request["max_bytes"]})
+    guard = guard_identity(folder, request["study"])
+    part = {"path": record["log"], "offset": request["offset"], "max_bytes": request["max_bytes"]}
+    return look.read_file(dict(part, secrets_of=[guard["pid"]] if guard else []))

@@ -169,9 +169,22 @@ def command(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_OVERLAP_BYTES = 4096
+
+
+def _secrets(request: dict[str, Any]) -> list[bytes]:
+    """Credentials of the login, and of the processes ``secrets_of`` (pids) whose output is read."""
+    pairs = {procfs.text(name): procfs.text(value) for name, value in os.environb.items()}
+    values = redact.secrets_of(pairs, [])
+    for pid in request.get("secrets_of") or ():
+        pairs = {procfs.text(name): procfs.text(value) for name, value in procfs.environ(int(pid)) or ()}
+        values += redact.secrets_of(pairs, [procfs.text(word) for word in procfs.argv(int(pid))])
+    return values
+
+
 def read_file(request: dict[str, Any]) -> dict[str, Any]:
     """Part of a regular file: from ``offset`` (negative counts from the end), at most ``max_bytes``. (inode, offset)
-    tells a reader that comes back whether it is still the same file."""
+    tells a reader that comes back whether it is still the same file. Credentials are masked in place, so offsets are the file's."""
     path = procfs.raw(request["path"])
     if path.startswith(b"~/"):
         path = os.path.expanduser(path)
@@ -187,7 +200,10 @@ def read_file(request: dict[str, Any]) -> dict[str, Any]:
         offset = int(request["offset"])
         if offset < 0:
             offset = max(0, status.st_size + offset)
-        data = os.pread(handle, int(request["max_bytes"]), offset)
+        # A credential may straddle the ends of the part: read a little more on both sides, mask, cut.
+        before = min(offset, _OVERLAP_BYTES)
+        data = os.pread(handle, before + int(request["max_bytes"]) + _OVERLAP_BYTES, offset - before)
+        data = redact.mask(data, _secrets(request))[before : before + int(request["max_bytes"])]
         return {"inode": status.st_ino, "size": status.st_size, "offset": offset, "data": encode(data)}
     finally:
         os.close(handle)

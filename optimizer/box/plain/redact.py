@@ -74,3 +74,26 @@ def hide_arguments(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
 def reveal(argument: str, values: dict[str, str]) -> str:
     """Puts the values back. Raises KeyError with the placeholder whose value is not known here."""
     return _PLACEHOLDER.sub(lambda match: values[match.group(1)], argument)
+
+
+def secrets_of(pairs: dict[str, str], arguments: list[str]) -> list[bytes]:
+    """Values of a process that must not be shown when its log repeats them. Short ones are left out: masking every ``true``
+    would ruin the log and protect nothing."""
+    values = [value for name, value in pairs.items() if secret_name(name)]
+    values += hide_arguments(arguments)[1].values()
+    # A mask must not be longer than what it hides, so that offsets stay what they are in the file.
+    return sorted({raw for raw in (value.encode("utf-8", "surrogateescape") for value in values) if len(raw) >= 8})
+
+
+_SECRET_BYTES = re.compile(_SECRET_VALUE.pattern.encode("ascii"))
+
+
+def mask(data: bytes, values: list[bytes]) -> bytes:
+    """Same length, credentials overwritten: the given values, and whatever looks like one by itself."""
+
+    def cover(match: re.Match[bytes]) -> bytes:
+        return b"<secret>".ljust(len(match.group()), b"*")[: len(match.group())]
+
+    for value in sorted(values, key=len, reverse=True):
+        data = data.replace(value, b"<secret>".ljust(len(value), b"*"))
+    return _SECRET_BYTES.sub(cover, data)

@@ -1,0 +1,225 @@
+"""The box is reached over SSH: the user's own ``~/.ssh/config``, agent, keys, known hosts and jump hosts, read by
+asyncssh (imported here and nowhere else). Every way in which a connection can fail becomes one clear error; a
+connection that dies while a command runs becomes ``exit=None``, never success and never failure."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+from optimizer.errors import AuthRefused, BoxError, HostKeyChanged, HostUnknown, LinkLost, OptimizerError, PythonMissing
+from optimizer.transport.base import ERROR_TAIL_BYTES, OUTPUT_CAP_BYTES, CommandResult, command
+
+# The only names that are ever tried; `python3` first, then new to old.
+PYTHONS = ("python3", *(f"python3.{minor}" for minor in range(14, 7, -1)))
+_PROBE = b"import sys\nsys.exit(0 if sys.version_info >= (3, 8) else 64)\n"
+_TOO_OLD = 64
+_PROBE_TIMEOUT_S = 30.0
+_CONNECT_TIMEOUT_S = 20
+_CHUNK = 1 << 16
+
+
+class SSHTransport:
+    """A connection that is made on first use and made again when it was lost. ``config``: SSH configuration files in
+    place of the user's own; ``options`` go to asyncssh as they are (tests)."""
+
+    def __init__(self, host: str, *, user: str | None = None, port: int | None = None,
+                 config: Sequence[Path] | None = None, **options: Any) -> None:  # fmt: skip
+        self.name = f"{user}@{host}" if user else host
+        self._host = host
+        self._options: dict[str, Any] = {
+            "keepalive_interval": 15,
+            "keepalive_count_max": 4,
+            "connect_timeout": _CONNECT_TIMEOUT_S,
+            "login_timeout": _CONNECT_TIMEOUT_S,
+            # Nobody is there to type a password.
+            "password_auth": False,
+            "kbdint_auth": False,
+            **({"username": user} if user else {}),
+            **({"port": port} if port else {}),
+            **({"config": [str(path) for path in config]} if config is not None else {}),
+            **options,
+        }
+        if self._options.get("known_hosts", ()) is None:
+            raise ValueError("known_hosts=None would accept any machine; give a file")
+        self._connection: asyncssh.SSHClientConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._python: str | None = None
+        self._forwards: dict[int, asyncssh.SSHListener] = {}
+
+    async def connect(self) -> None:
+        """Connects and finds a Python, or raises HostUnknown, HostKeyChanged, AuthRefused, PythonMissing or
+        LinkLost."""
+        async with self._connecting:
+            if self._connection is None or self._connection.is_closed():
+                self._forwards.clear()
+                self._connection = await self._dial()
+            if self._python is None:
+                self._python = await self._find_python(self._connection)
+
+    async def _dial(self) -> asyncssh.SSHClientConnection:
+        try:
+            return await asyncssh.connect(self._host, **self._options)
+        except (OSError, asyncssh.Error, TimeoutError, ValueError) as error:
+            raised = self._explain(error)
+            if self._python is not None and isinstance(raised, HostUnknown):
+                # It was reachable before: the link is down, not the name wrong.
+                raise LinkLost(f"The connection to {self.name} is down and could not be made again: {error}",
+                               hint="Nothing is lost: `optimize resume` goes on from here.") from error  # fmt: skip
+            raise raised from error
+
+    def _explain(self, error: BaseException) -> OptimizerError:
+        if isinstance(error, asyncssh.HostKeyNotVerifiable):
+            return self._explain_host_key(error)
+        if isinstance(error, asyncssh.PermissionDenied):
+            return AuthRefused(
+                f"{self.name} accepted none of your SSH keys ({error.reason}).",
+                hint=f"Check that `ssh {self.name} true` works without a password: load the key into your agent (ssh-add), or"
+                " name it as IdentityFile in ~/.ssh/config.",
+            )
+        if isinstance(error, asyncssh.ConfigParseError | asyncssh.KeyImportError):
+            return BoxError(f"Your SSH configuration for {self.name} cannot be used: {error}",
+                            hint="Correct ~/.ssh/config or the key file that it names.")  # fmt: skip
+        if isinstance(error, socket.gaierror):
+            return HostUnknown(
+                f"There is no host named {self.name}: the name does not resolve.",
+                hint="Give a name that `ssh` knows (a Host entry of ~/.ssh/config), an address, or `localhost`.",
+            )
+        if isinstance(error, ConnectionRefusedError):
+            return HostUnknown(f"{self.name} refuses SSH connections: {error}",
+                               hint="Is sshd running there, and is it the right port?")  # fmt: skip
+        if isinstance(error, TimeoutError):
+            return HostUnknown(f"{self.name} did not answer within {_CONNECT_TIMEOUT_S} s.",
+                               hint="Is the box up, and are you on the network or VPN that reaches it?")  # fmt: skip
+        if isinstance(error, asyncssh.Error):
+            return HostUnknown(f"{self.name} answered, but no SSH session came about: {error.reason}",
+                               hint=f"Check that `ssh {self.name} true` works.")  # fmt: skip
+        return HostUnknown(f"{self.name} cannot be reached: {error}", hint=f"Check that `ssh {self.name} true` works.")
+
+    def _explain_host_key(self, error: asyncssh.HostKeyNotVerifiable) -> HostKeyChanged:
+        if "changed" in str(error) or self._has_known_key():
+            return HostKeyChanged(
+                f"The machine that answers as {self.name} has another host key than the one you know. Somebody may be"
+                " listening in, or the box was installed anew.",
+                hint=f"If you know why it changed: `ssh-keygen -R {self._host}`, then `ssh {self.name}` once. Nothing was sent.",
+            )
+        return HostKeyChanged(
+            f"The host key of {self.name} is not among your known hosts, so nobody can tell whether this is your box.",
+            hint=f"Connect once with `ssh {self.name}`, compare the fingerprint, and answer yes. Nothing was sent.",
+        )
+
+    def _has_known_key(self) -> bool:
+        """Whether the known hosts hold any key for this machine, asked as asyncssh itself asks."""
+        try:
+            options = asyncssh.SSHClientConnectionOptions(host=self._host, **self._options)
+            files = options.known_hosts or [str(Path.home() / ".ssh" / "known_hosts")]
+            port = options.port if options.port != 22 else None
+            name = options.host_key_alias or options.host
+            for file in [files] if isinstance(files, str | Path) else files:
+                if asyncssh.match_known_hosts(str(file), name, "", port)[0]:
+                    return True
+        except (OSError, ValueError, TypeError, asyncssh.Error):
+            return False  # an unreadable file knows nobody
+        return False
+
+    async def _find_python(self, connection: asyncssh.SSHClientConnection) -> str:
+        said = ""
+        for name in PYTHONS:
+            payload = b"%d\n" % len(_PROBE) + _PROBE
+            done = await self._execute(connection, command(name), payload, _PROBE_TIMEOUT_S, None)
+            if done.exit == 0:
+                return name
+            if done.exit is None:
+                raise LinkLost(f"The connection to {self.name} was lost, or its login shell hangs, before anything was done.",
+                               hint=f"Check that `ssh {self.name} true` returns at once.")  # fmt: skip
+            if done.exit == _TOO_OLD:
+                said = said or f"{name} is older than 3.8"
+            else:
+                said = said or (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-300:]
+        raise PythonMissing(
+            f"{self.name} has no usable Python 3.8 or newer. It said: {said or 'nothing'}",
+            hint="The tool needs a Python with its standard library on the box and installs nothing itself: install python3.",
+        )
+
+    async def run(
+        self, stdin: bytes, timeout_s: float, on_stdout: Callable[[bytes], None] | None = None
+    ) -> CommandResult:
+        await self.connect()
+        assert self._connection is not None and self._python is not None
+        return await self._execute(self._connection, command(self._python), stdin, timeout_s, on_stdout)
+
+    @staticmethod
+    async def _execute(
+        connection: asyncssh.SSHClientConnection, line: str, stdin: bytes, timeout_s: float,
+        on_stdout: Callable[[bytes], None] | None,
+    ) -> CommandResult:  # fmt: skip
+        collected, errors = bytearray(), bytearray()
+        process: asyncssh.SSHClientProcess[bytes] | None = None
+        timed_out = False
+
+        async def feed(running: "asyncssh.SSHClientProcess[bytes]") -> None:
+            # The command may end, or the link die, before it has read everything: its exit says which.
+            with contextlib.suppress(OSError, asyncssh.Error):
+                running.stdin.write(stdin)
+                await running.stdin.drain()
+                running.stdin.write_eof()
+
+        async def read_output(running: "asyncssh.SSHClientProcess[bytes]") -> None:
+            while data := await running.stdout.read(_CHUNK):
+                if on_stdout is not None:
+                    on_stdout(data)
+                else:
+                    collected.extend(data[: OUTPUT_CAP_BYTES - len(collected)])
+
+        async def read_errors(running: "asyncssh.SSHClientProcess[bytes]") -> None:
+            while data := await running.stderr.read(_CHUNK):
+                errors.extend(data)
+                del errors[:-ERROR_TAIL_BYTES]
+
+        exit_code: int | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                # Bytes everywhere: one bad UTF-8 byte would otherwise close the connection.
+                process = await connection.create_process(line, encoding=None)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(feed(process))
+                    group.create_task(read_output(process))
+                    group.create_task(read_errors(process))
+                await process.wait_closed()
+                exit_code = process.exit_status
+        except TimeoutError:
+            timed_out = True
+        except (asyncssh.Error, OSError) as error:
+            errors.extend(str(error).encode("utf-8", "replace"))
+        except BaseExceptionGroup as group_error:
+            lost = group_error.subgroup((asyncssh.Error, OSError))
+            if lost is None or len(lost.exceptions) != len(group_error.exceptions):
+                raise group_error.exceptions[0] from None
+            errors.extend(str(lost.exceptions[0]).encode("utf-8", "replace"))
+        finally:
+            if process is not None:
+                process.close()
+        return CommandResult(exit_code, bytes(collected), bytes(errors), timed_out)
+
+    async def forward(self, port: int) -> tuple[str, int]:
+        await self.connect()
+        assert self._connection is not None
+        if port not in self._forwards:
+            try:
+                self._forwards[port] = await self._connection.forward_local_port("127.0.0.1", 0, "127.0.0.1", port)
+            except (OSError, asyncssh.Error) as error:
+                raise LinkLost(f"No port could be forwarded to {self.name}: {error}") from error
+        return "127.0.0.1", int(self._forwards[port].get_port())
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._forwards.clear()
+        if connection is not None:
+            connection.close()
+            with contextlib.suppress(TimeoutError, OSError, asyncssh.Error):
+                async with asyncio.timeout(5):
+                    await connection.wait_closed()
