@@ -1,0 +1,5 @@
+"""``python -m optimizer``."""
+
+from optimizer.cli import main
+
+main()

@@ -1,0 +1,216 @@
+"""How a study ends: the budget, the ending and its reason, the box's end state, and the summary that people read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from optimizer.core import economy
+from optimizer.core.plan import Plan
+from optimizer.core.state import ArmState, State
+from optimizer.model.settings import Settings
+from optimizer.model.step import ORIGINAL, AwaitReady, Launch, Restore, Secure, Step, Stop
+from optimizer.model.target import unit_of
+from optimizer.model.verdict import JudgePolicy, Noise
+from optimizer.stats.interval import half_width
+from optimizer.stats.noise import pooled_noise
+
+MAX_CLOSING_FAILURES = 3
+PLAIN_ENDINGS = {
+    "met": "target met",
+    "not_met": "target not met",
+    "unreachable_by_configuration": "not reachable by configuration",
+    "nothing_to_tune": "nothing to tune",
+    "unfit": "the box or server is not fit to be tuned",
+    "interrupted": "interrupted",
+    "needs_operator": "a person is needed",
+    "guard_fired": "the guard restored the box",
+}
+
+
+def policy(state: State) -> JudgePolicy:
+    """How much evidence a verdict needs on this kind of box: identical relaunches on a shared CPU differ far more."""
+    assert state.spec is not None
+    kind: economy.BoxKind = "gpu" if (state.survey or {}).get("gpu_count") else "cpu"
+    return economy.policy_for(kind, thorough=state.spec.thorough)
+
+
+def launches_left(state: State, reserve: int) -> int:
+    """Launches that may still be spent, ``reserve`` of them kept for the confirmation."""
+    assert state.spec is not None
+    return max(0, state.spec.budget.launches - state.launches_baseline - state.launches_after - reserve)
+
+
+def over_budget(state: State, reserve: int) -> bool:
+    """Whether another launch no longer fits, in number or in minutes (judged by this study's own launches)."""
+    assert state.spec is not None
+    if launches_left(state, reserve) <= 0:
+        return True
+    launches = max(1, state.launches_baseline + state.launches_after)
+    per_launch = state.minutes / launches
+    return state.minutes + per_launch * (1 + reserve) > state.spec.budget.minutes
+
+
+def ending_of(state: State, plan: Plan) -> tuple[str, str]:
+    """The ending when nothing is left to try, and why."""
+    first = state.ranked[0] if state.ranked else None
+    confirmed = state.base_arm.confirmed
+    if over_budget(state, reserve=1) and not _exhausted(state):
+        return "not_met", "The budget is spent; the ranking shows what was left to try."
+    handed = [item for item in state.refusals if item.get("kind") == "hand_over"]
+    if state.out_of_reach or (handed and first is not None and first.get("id") == handed[-1].get("hypothesis")):
+        why = state.out_of_reach or "The leading cause has no configuration action."
+        return "unreachable_by_configuration", _with_handover(why, handed)
+    tested = [belief for belief in state.beliefs.values() if belief.tried]
+    if not tested:
+        reason = "No cause stands out above its prior: the server is healthy for this workload, or the offered load is the limit."
+        return "nothing_to_tune", reason
+    if state.promoted:
+        best = f" Best confirmed: {confirmed.value:.4g}." if confirmed else ""
+        return "not_met", f"Everything that ranked was tried.{best}"
+    return "not_met", "Everything that ranked was tried and nothing was kept."
+
+
+def _exhausted(state: State) -> bool:
+    return not any(item.get("testable") for item in state.ranked)
+
+
+def _with_handover(why: str, handed: list[Mapping[str, Any]]) -> str:
+    return f"{why} {handed[-1]['why']}" if handed else why
+
+
+# ---- the box's end state ------------------------------------------------------------------------------------------
+
+
+def wanted_state(state: State) -> str:
+    """``best``, ``restore`` or ``leave``: what the user chose, else best if it was confirmed, else the original."""
+    assert state.spec is not None and state.closing is not None
+    if state.closing.ending in ("interrupted", "unfit") and state.spec.finish != "leave":
+        return "restore"
+    if state.spec.finish is not None:
+        return state.spec.finish
+    return "best" if is_confirmed_better(state) else "restore"
+
+
+def is_confirmed_better(state: State) -> bool:
+    confirmed, first = state.base_arm.confirmed, state.first_arm
+    return bool(state.promoted and confirmed and (not first.results or confirmed.ln > first.results[-1].ln))
+
+
+def next_step(state: State, *, key: str, port: int) -> Step | None:
+    """The next effect on the way to the end state; None when the box is in it. Nothing is left behind except by wish."""
+    assert state.spec is not None
+    if state.disarmed or (not state.armed and state.server is None):
+        return None
+    if state.closing_failures >= MAX_CLOSING_FAILURES:
+        return None
+    wanted = "restore" if state.spec.host.kind == "sim" else wanted_state(state)
+    server = state.server
+    if wanted == "leave":
+        return Secure(key=key, op="disarm", keep=server.key if server and server.status != "failed" else None)
+    if wanted == "best" and not state.failures.get("final", 0):
+        if server is not None and server.purpose == "final" and server.settings == state.baseline:
+            if server.status == "launched":
+                return AwaitReady(key=key, launch=server.key, deadline_s=state.spec.ready_deadline_s)
+            if server.status == "ready":
+                return Secure(key=key, op="disarm", keep=server.key)
+        if state.original_running:
+            return Stop(key=key, launch=ORIGINAL)
+        if server is not None:
+            return Stop(key=key, launch=server.key)
+        if not state.arm(state.baseline).crashed and state.failures.get(state.baseline.digest, 0) < 3:
+            return Launch(key=key, settings=state.baseline, purpose="final", port=port, served_name=None)
+    if server is not None:
+        return Stop(key=key, launch=server.key)
+    if state.original_found and not state.original_running:
+        return Restore(key=key)
+    return Secure(key=key, op="disarm")
+
+
+# ---- the summary --------------------------------------------------------------------------------------------------
+
+
+def closed_body(state: State, plan: Plan) -> dict[str, Any]:
+    """What ``run --json`` prints, and what the report starts with."""
+    assert state.spec is not None and state.closing is not None
+    ending = "needs_operator" if state.closing_failures >= MAX_CLOSING_FAILURES else state.closing.ending
+    return {**summary(state, plan), "ending": ending, "reason": state.closing.reason}
+
+
+def summary(state: State, plan: Plan) -> dict[str, Any]:
+    assert state.spec is not None
+    noise = pooled_noise([arm.arm() for arm in state.arms.values()], policy(state))
+    primary = state.spec.target.primary
+    metric = primary.metric if primary else "output_tokens_per_s"
+    best = state.base_arm if state.promoted else state.first_arm
+    return {
+        "study": state.spec.study,
+        "target": state.spec.target.text,
+        "workload": state.spec.workload.text,
+        "launches": state.launches_after,
+        "launches_baseline": state.launches_baseline,
+        "minutes": round(state.minutes, 2),
+        "noise": {"sd": noise.sd, "degrees_of_freedom": noise.degrees_of_freedom},
+        "baseline": _result(state, state.first_arm, metric, noise, confirmed=False),
+        "best": _result(state, best, metric, noise, confirmed=bool(state.promoted)),
+        "hypotheses": hypotheses(state, plan),
+        "promoted": [dict(changes) for changes in state.promoted],
+    }
+
+
+def hypotheses(state: State, plan: Plan) -> list[dict[str, Any]]:
+    """Every ranked hypothesis with its status in the user's four words, and the inner one beside it."""
+    words = {"supported": "supported", "pruned": "pruned", "stale": "stale"}
+    rows = []
+    for row in state.ranked:
+        belief = state.beliefs.get(row["id"])
+        inner = belief.status if belief else "open"
+        rows.append({
+            "id": row["id"], "family": row["family"], "probability": row["probability"], "score_db": row["score_db"],
+            "status": words.get(inner, "open"), "detail": inner, "reason": belief.reason if belief else "",
+        })  # fmt: skip
+    known = {row["id"] for row in rows}
+    for name, belief in sorted(state.beliefs.items()):
+        playbook = plan.playbook(name)
+        if name not in known and playbook is not None:
+            supported = belief.status == "supported"
+            db = max(-30.0, min(30.0, belief.measured_db + playbook.prior_db))
+            rows.append({
+                "id": name, "family": playbook.family, "probability": round(1 / (1 + 10 ** (-db / 10)), 4), "score_db": db,
+                "status": words.get(belief.status, "open"), "detail": belief.status if not supported else "supported", "reason": belief.reason,
+            })  # fmt: skip
+    return rows
+
+
+def _result(state: State, arm: ArmState, metric: str, noise: Noise, *, confirmed: bool) -> dict[str, Any]:
+    """Value with its 95 % interval over launches. A promoted result is the fresh confirmation's number alone (E8)."""
+    results = [arm.confirmed] if confirmed and arm.confirmed else list(arm.results)
+    if not results:
+        return {"metric": metric, "unit": unit_of(metric), "value": None, "interval": None, "launches": 0,
+                "settings": dict(arm.settings.values)}  # fmt: skip
+    mean = math.fsum(math.log(max(result.value, 1e-3)) for result in results) / len(results)
+    half = half_width(1 - policy(state).error, noise.degrees_of_freedom, noise.sd / math.sqrt(len(results)))
+    value = math.exp(mean)
+    levels = [
+        {"concurrency": point.concurrency, "output_tokens_per_s": point.metrics.get("output_tokens_per_s"),
+         "ttft_p50_ms": point.metrics.get("ttft_p50_ms"), "tpot_p50_ms": point.metrics.get("tpot_p50_ms"),
+         "requests_ok": point.requests_ok, "window_s": point.window_s, "invalid": [item.code for item in point.invalid]}
+        for point in results[-1].points
+    ]  # fmt: skip
+    return {
+        "metric": metric,
+        "unit": unit_of(metric),
+        "value": value,
+        "interval": [math.exp(mean - half), math.exp(mean + half)],
+        "launches": len(results),
+        "fresh_confirmation": bool(confirmed and arm.confirmed),
+        "levels": levels,
+        "settings": dict(arm.settings.values),
+        "entries": [result.entry for result in results],
+    }
+
+
+def original_settings() -> Settings:
+    """The overlay of the command line as the user started it: nothing."""
+    return Settings()

@@ -1,0 +1,293 @@
+"""The state machine: from a state to the next step, conclusion or the end. Pure; every rule that spends a launch is here
+or in ``economy``. Conclusions are recomputable, and are recorded so that people can read them and replay can check them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.core import closing, picture, rank, verdicts
+from optimizer.core.plan import Plan
+from optimizer.core.state import State, Test
+from optimizer.errors import OptimizerError
+from optimizer.model.canonical import derived_seed
+from optimizer.model.settings import Settings
+from optimizer.model.step import (
+    ORIGINAL,
+    AwaitReady,
+    Calibrate,
+    Launch,
+    Level,
+    Measure,
+    Observe,
+    Propose,
+    Purpose,
+    Secure,
+    Step,
+    Stop,
+)
+
+MAX_RETRIES = 2  # of a retryable failure of one setting
+MAX_INVALID = 2  # an invalid measurement is repeated once (E11)
+
+
+@dataclass(frozen=True)
+class Conclude:
+    """A decision without an effect: appended as an entry of this kind."""
+
+    kind: str
+    body: Mapping[str, Any]
+    cause: int | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Nothing more to do."""
+
+
+Decision = Step | Conclude | Finished
+
+
+def decide(state: State, plan: Plan) -> Decision:
+    """What comes next. Total on every state that ``fold`` can produce."""
+    if state.closed is not None:
+        return Finished()
+    if state.spec is None:
+        raise OptimizerError("The journal holds no opened study.")
+    if state.closing is not None:
+        return _closing(state, plan)
+    for rule in _RULES:
+        if (decision := rule(state, plan)) is not None:
+            return decision
+    raise OptimizerError("No rule applies: this is a defect of the state machine.")
+
+
+# ---- before the first launch ------------------------------------------------------------------------------------
+
+
+def _survey(state: State, plan: Plan) -> Decision | None:
+    if state.survey_failure is not None:
+        return _close("unfit", state.survey_failure.message)
+    return Observe(key=_key(state)) if state.survey is None else None
+
+
+def _secure(state: State, plan: Plan) -> Decision | None:
+    assert state.spec is not None
+    if state.armed:
+        return None
+    if state.failures.get("secure", 0) > MAX_RETRIES and state.last_failure is not None:
+        return _close("unfit", f"The box could not be secured: {state.last_failure.message}")
+    return Secure(key=_key(state), op="arm", minutes=state.spec.guard_minutes)
+
+
+def _calibrate(state: State, plan: Plan) -> Decision | None:
+    assert state.spec is not None
+    if state.calibrated is not None:
+        return None
+    if state.failures.get("calibrate", 0) > 0 and state.last_failure is not None:
+        return _close("unfit", state.last_failure.message)
+    primary = state.spec.target.primary
+    wanted = primary.value if primary and primary.metric == "output_tokens_per_s" else 1000.0
+    return Calibrate(key=_key(state), tokens_per_s=wanted * state.spec.time_scale, concurrency=state.spec.workload.concurrency)
+
+
+def _baseline(state: State, plan: Plan) -> Decision | None:
+    """At least one valid measurement of the server as found, or as launched from its original command line."""
+    if state.promoted or state.base_arm.results:
+        return None
+    arm = state.base_arm
+    if arm.crashed is not None:
+        return _close("unfit", f"The server does not start with its original command line ({arm.crashed}).")
+    if len(arm.invalid) >= MAX_INVALID:
+        return _close("unfit", f"The baseline could not be measured: {arm.invalid[-1]}")
+    if state.failures.get(arm.settings.digest, 0) > MAX_RETRIES and state.last_failure is not None:
+        return _close("unfit", f"The baseline could not be measured: {state.last_failure.message}")
+    if state.original_running and not arm.invalid:
+        return _measure(state, ORIGINAL, "baseline")
+    return _bring_up(state, Settings(), "baseline")
+
+
+# ---- ranking ----------------------------------------------------------------------------------------------------
+
+
+def _test(state: State, plan: Plan) -> Decision | None:
+    """The candidate under test: launch it, look, settle."""
+    if state.test is None:
+        return None
+    test = state.test
+    if test.settings is None:
+        return _propose(state, plan, test)
+    decision: Decision = verdicts.next_of_test(state, plan, test, bring_up=_bring_up, conclude=Conclude)
+    return decision
+
+
+def _facts_of_the_box(state: State, plan: Plan) -> Decision | None:
+    """The ceiling of the current baseline, and the settings on its command line that do nothing."""
+    if state.ceiling_entry != state.base_arm.evidence_entry:
+        return Conclude("ceiling", picture.ceiling_body(state, plan), state.base_arm.evidence_entry)
+    if not state.dead_checked:
+        refusals = rank.dead_on_command_line(state, plan)
+        known = {tuple(sorted(item["params"])) for item in state.refusals if item.get("about") == "command_line"}
+        for index, refusal in enumerate(refusals):
+            if tuple(sorted(refusal.params)) not in known:
+                last = index == len(refusals) - 1
+                return Conclude("refused", {**refusal.plain(), "about": "command_line", "last": last}, state.base_arm.evidence_entry)
+        return Conclude("note", {"dead_checked": True, "text": "No setting on the command line is known to do nothing."})
+    return None
+
+
+def _target_shown(state: State, plan: Plan) -> Decision | None:
+    """Where the current baseline meets the target: confirm a promotion by a fresh launch, or end."""
+    assert state.spec is not None
+    if not verdicts.meets_target(state, state.base_arm):
+        return None
+    if not state.promoted:
+        return _close("met", "The server meets the target as it was found; nothing was changed.")
+    return _confirm(state, plan, then="met")
+
+
+def _rank(state: State, plan: Plan) -> Decision | None:
+    if state.ranked_version != (state.base_arm.evidence_entry, state.belief_version):
+        return Conclude("ranked", rank.ranked_body(state, plan), state.ceiling_entry or None)
+    return None
+
+
+def _beyond_hardware(state: State, plan: Plan) -> Decision | None:
+    """The target exceeds what the hardware could do with everything right: said before a candidate launch is spent."""
+    assert state.spec is not None
+    if state.reach == "hard" and not state.spec.best_effort and not state.promoted:
+        return _close("unreachable_by_configuration", f"{state.out_of_reach} (--best-effort tunes it all the same.)")
+    return None
+
+
+def _choose(state: State, plan: Plan) -> Decision | None:
+    choice = rank.choose(state, plan)
+    if choice is None:
+        return None
+    kind, body = choice
+    return Conclude(kind, body, state.base_arm.evidence_entry or None)
+
+
+def _nothing_left(state: State, plan: Plan) -> Decision | None:
+    """No hypothesis is worth a launch any more: confirm what was promoted, then say how it ends."""
+    if state.promoted and (step := _confirm(state, plan, then=None)) is not None:
+        return step
+    ending, reason = closing.ending_of(state, plan)
+    return _close(ending, reason)
+
+
+def _confirm(state: State, plan: Plan, then: str | None) -> Decision | None:
+    """One fresh launch of the final settings; only its number is reported as the result (E8)."""
+    assert state.spec is not None
+    arm = state.base_arm
+    if arm.confirmed is not None:
+        if then and verdicts.point_meets_target(state, arm.confirmed.points):
+            return _close(then, "The target is met by a fresh launch of the promoted settings.")
+        return None
+    if len(arm.invalid) >= MAX_INVALID + 1 or state.failures.get(arm.settings.digest, 0) > MAX_RETRIES or arm.crashed:
+        why = arm.crashed or (arm.invalid[-1] if arm.invalid else state.last_failure.message if state.last_failure else "")
+        return _close("not_met", f"The promoted settings could not be confirmed by a fresh launch: {why}")
+    if closing.over_budget(state, reserve=0):
+        return None
+    return _bring_up(state, state.baseline, "confirm")
+
+
+# ---- steps ------------------------------------------------------------------------------------------------------
+
+
+def _propose(state: State, plan: Plan, test: Test) -> Step:
+    assert state.spec is not None
+    return Propose(
+        key=_key(state),
+        hypothesis=test.hypothesis,
+        space=test.space or "",
+        params=test.space_params,
+        fixed=dict(test.fixed),
+        history=rank.history(state, test),
+        seed=derived_seed(state.spec.study, "propose", state.launch_count),
+    )
+
+
+def _bring_up(state: State, settings: Settings, purpose: Purpose) -> Decision:
+    """The next step towards one more measured launch of ``settings``: stop what runs, launch, wait, measure."""
+    assert state.spec is not None
+    server = state.server
+    if state.original_running:
+        return Stop(key=_key(state), launch=ORIGINAL)
+    if server is not None:
+        pending = server.status in ("launched", "ready") and server.settings == settings and server.purpose == purpose
+        again = server.status == "measured" and server.settings == settings and _invalid_on(state, server.key)
+        if not pending and not again:
+            return Stop(key=_key(state), launch=server.key)
+        if server.status == "launched":
+            return AwaitReady(key=_key(state), launch=server.key, deadline_s=state.spec.ready_deadline_s)
+        return _measure(state, server.key, purpose)
+    key = _key(state)
+    return Launch(
+        key=key,
+        settings=settings,
+        purpose=purpose,
+        port=_port(state),
+        served_name=None if purpose == "final" else f"{state.spec.study}-{key}",
+        attempt=state.failures.get(settings.digest, 0),
+    )
+
+
+def _invalid_on(state: State, launch: str) -> bool:
+    """The last run on this launch was invalid for the first time: it may be repeated once on the same launch."""
+    assert state.server is not None
+    arm = state.arm(state.server.settings)
+    return bool(arm.invalid) and len(arm.invalid) < MAX_INVALID and all(result.launch != launch for result in arm.results)
+
+
+def _measure(state: State, launch: str, purpose: Purpose) -> Measure:
+    assert state.spec is not None
+    load = state.spec.workload
+    window = load.confirm_window_s if purpose == "confirm" else load.window_s
+    target = Level(concurrency=load.concurrency, warmup_min_s=load.warmup_min_s, warmup_max_s=load.warmup_max_s, window_s=window)
+    sides = tuple(
+        Level(concurrency=level, warmup_min_s=load.warmup_min_s / 6, warmup_max_s=load.warmup_min_s / 3, window_s=load.side_window_s)
+        for level in load.side_levels
+        if level != load.concurrency
+    )
+    return Measure(key=_key(state), launch=launch, purpose=purpose, levels=(target, *sides), run_index=state.runs)
+
+
+def _port(state: State) -> int:
+    """From the study's own range, a new one for every launch: a socket in TIME_WAIT or a leak never meets the next launch."""
+    assert state.spec is not None
+    start = 20000 + derived_seed(state.spec.study, "ports") % 10000
+    return start + state.launch_count
+
+
+def _closing(state: State, plan: Plan) -> Decision:
+    step = closing.next_step(state, key=_key(state), port=_port(state))
+    if step is not None:
+        return step
+    assert state.closing is not None
+    return Conclude("closed", closing.closed_body(state, plan), state.closing.entry)
+
+
+def _close(ending: str, reason: str) -> Conclude:
+    return Conclude("note", {"closing": ending, "text": reason})
+
+
+def _key(state: State) -> str:
+    """The idempotency key of an effect: the sequence number that its intent is going to have."""
+    return str(state.seq + 1)
+
+
+_RULES: tuple[Callable[[State, Plan], Decision | None], ...] = (
+    _survey,
+    _secure,
+    _calibrate,
+    _baseline,
+    _test,
+    _facts_of_the_box,
+    _target_shown,
+    _rank,
+    _beyond_hardware,
+    _choose,
+    _nothing_left,
+)

@@ -1,0 +1,172 @@
+"""The current baseline against what its box could do: ceiling, waterfall, the facts derived from them, computed predictions and
+whether the target is out of reach. Glue between the folded state and ``ceiling``; every number comes from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optimizer.ceiling.hardware import find_hardware
+from optimizer.ceiling.predict import Inputs, computed_ratio, speculation_of
+from optimizer.ceiling.reach import out_of_reach as reach
+from optimizer.ceiling.shape import shape_from_config, shape_from_facts
+from optimizer.ceiling.situation import situation_of
+from optimizer.ceiling.waterfall import bucket_share as share_of
+from optimizer.ceiling.waterfall import observed_efficiency, waterfall
+from optimizer.core.plan import Plan
+from optimizer.core.state import ArmState, State
+from optimizer.errors import EvidenceError
+from optimizer.model.ceiling import HardwareSpec, ModelShape, NoCeiling, Waterfall
+from optimizer.model.evidence import Evidence, Fact
+from optimizer.model.playbook import Playbook
+from optimizer.model.measurement import LoadPoint
+
+DEEPEST_DRAFT = 5  # tokens: what a configuration could at most ask for
+
+
+def shape_of(state: State, evidence: Evidence) -> ModelShape | NoCeiling:
+    """The served model's shape, from config.json or else from the start-up facts."""
+    config = (state.survey or {}).get("model_config_json")
+    if isinstance(config, Mapping):
+        try:
+            return shape_from_config(config, str((state.survey or {}).get("model_path") or ""))
+        except EvidenceError as error:
+            return NoCeiling(reason=error.message)
+    return shape_from_facts(evidence)
+
+
+def hardware_of(state: State, plan: Plan) -> HardwareSpec | NoCeiling:
+    survey = state.survey or {}
+    return find_hardware(plan.hardware, survey.get("gpu"))
+
+
+def inputs_at(state: State, plan: Plan, arm: ArmState, point: LoadPoint) -> Inputs:
+    """Everything a computation may use about one load point of one arm."""
+    evidence = state.survey_evidence.merged(arm.evidence)
+    requests = max(1, point.requests_ok)
+    assert state.spec is not None
+    prompt = point.prompt_tokens / requests if point.prompt_tokens else float(state.spec.workload.prompt_tokens)
+    situation = situation_of(
+        evidence, concurrency=point.concurrency, prompt_tokens=prompt, output_tokens=float(state.spec.workload.output_tokens)
+    )
+    shape, hardware = shape_of(state, evidence), hardware_of(state, plan)
+    efficiency = best_efficiency(state, plan)
+    found = waterfall(shape, hardware, situation, point, efficiency=efficiency, draft_tokens_allowed=_allowed_draft(shape))
+    return Inputs(situation=situation, point=point, shape=shape, hardware=hardware, waterfall=found, efficiency=efficiency)
+
+
+def best_efficiency(state: State, plan: Plan) -> float | None:
+    """The best η that graphed decode without drafts showed in this study at the target's concurrency; None before one did."""
+    best: list[float] = []
+    for arm in state.arms.values():
+        if not arm.results:
+            continue
+        evidence = state.survey_evidence.merged(arm.evidence)
+        shape, hardware = shape_of(state, evidence), hardware_of(state, plan)
+        point = arm.results[-1].points[0]
+        assert state.spec is not None
+        situation = situation_of(evidence, concurrency=point.concurrency, prompt_tokens=float(state.spec.workload.prompt_tokens),
+                                 output_tokens=float(state.spec.workload.output_tokens))  # fmt: skip
+        found = waterfall(shape, hardware, situation, point)
+        eta = observed_efficiency(found) if isinstance(found, Waterfall) else None
+        if eta is not None:
+            best.append(eta)
+    return max(best, default=None)
+
+
+def baseline_inputs(state: State, plan: Plan) -> Inputs | None:
+    """Inputs at the target's level of the current baseline's latest launch."""
+    arm = state.base_arm
+    return inputs_at(state, plan, arm, arm.results[-1].points[0]) if arm.results else None
+
+
+def facts(state: State, plan: Plan) -> Evidence:
+    """The baseline's evidence with what its ceiling says: roofline ratios, the bound, the draft's break-even."""
+    derived: list[Fact] = []
+    arm = state.base_arm
+    for point in arm.results[-1].points if arm.results else ():
+        inputs = inputs_at(state, plan, arm, point)
+        labels: dict[str, Any] = {"concurrency": point.concurrency}
+        if isinstance(inputs.waterfall, Waterfall):
+            found = inputs.waterfall
+            ratio = found.measured_tokens_per_s / found.ceiling.tokens_per_s
+            derived.append(Fact(name="roofline.decode_ratio", value=ratio, unit="ratio", labels=labels, source="ceiling", basis="derived"))
+            if point.concurrency == arm.results[-1].points[0].concurrency:
+                derived.append(Fact(name="roofline.bound", value=found.ceiling.bound, source="ceiling", basis="derived"))
+                derived.append(Fact(name="roofline.decode_ratio", value=ratio, unit="ratio", source="ceiling", basis="derived"))
+                derived += [
+                    Fact(name="waterfall.share", value=found.share(part.bucket), unit="ratio", labels={"bucket": part.bucket}, source="ceiling",
+                         basis="derived")
+                    for part in found.slices
+                ]  # fmt: skip
+        speculation = speculation_of(inputs)
+        if speculation is not None and inputs.situation.draft_tokens:
+            speedup = speculation.speedup(inputs.situation.draft_tokens, inputs.situation.running)
+            derived.append(Fact(name="spec.speedup_estimate", value=speedup, unit="ratio", labels=labels, source="ceiling", basis="derived"))
+    return state.evidence.merged(Evidence(facts=tuple(derived)))
+
+
+def ceiling_body(state: State, plan: Plan) -> dict[str, Any]:
+    """The ceiling entry: bounds and waterfall at every measured level, or why there is none."""
+    arm = state.base_arm
+    if not arm.results:
+        return {"unknown": "nothing was measured"}
+    levels = [_level(inputs_at(state, plan, arm, point)) for point in arm.results[-1].points]
+    return {**levels[0], "side": levels[1:]}
+
+
+def _level(inputs: Inputs) -> dict[str, Any]:
+    found = inputs.waterfall
+    measured = inputs.point.metrics.get("output_tokens_per_s")
+    if isinstance(found, NoCeiling):
+        return {"concurrency": inputs.point.concurrency, "unknown": found.reason, "measured_tokens_per_s": measured}
+    body: dict[str, Any] = {
+        "concurrency": found.concurrency,
+        "measured_tokens_per_s": found.measured_tokens_per_s,
+        "ceiling_tokens_per_s": found.ceiling.tokens_per_s,
+        "expected_tokens_per_s": found.ceiling.expected_tokens_per_s,
+        "reachable_tokens_per_s": found.reachable_tokens_per_s,
+        "efficiency": found.efficiency,
+        "bound": found.ceiling.bound,
+        "lost": [{"bucket": part.bucket, "ms": part.ms, "share": found.share(part.bucket), "basis": part.basis, "why": part.why}
+                 for part in found.slices if part.bucket != "ceiling"],
+        "notes": [*found.notes, *found.ceiling.assumptions],
+    }  # fmt: skip
+    speculation = speculation_of(inputs)
+    if speculation is not None:
+        body["break_even_concurrency"] = speculation.break_even(inputs.situation.draft_tokens)
+        body["best_draft_tokens"] = speculation.best_depth(inputs.situation.running)
+    return body
+
+
+def predicted_ratio(state: State, plan: Plan, book: Playbook) -> tuple[float, float] | None:
+    """The playbook's computed prediction on this launch's facts; None where it has none or the facts do not allow it."""
+    if book.predicts is None or book.predicts.computed is None:
+        return None
+    inputs = baseline_inputs(state, plan)
+    return computed_ratio(book.predicts.computed, inputs) if inputs is not None else None
+
+
+def bucket_share(state: State, plan: Plan, book: Playbook) -> float | None:
+    """Share of the time that curing this cause could win back at most; None where nothing limits it."""
+    inputs = baseline_inputs(state, plan)
+    if inputs is None or not isinstance(inputs.waterfall, Waterfall):
+        return None
+    return share_of(inputs.waterfall, book.addresses)
+
+
+def out_of_reach(state: State, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """(kind, sentence): none, configuration or hard. Throughput targets only: they alone have a ceiling."""
+    assert state.spec is not None
+    primary = state.spec.target.primary
+    inputs = baseline_inputs(state, plan)
+    if primary is None or primary.metric != "output_tokens_per_s" or inputs is None or isinstance(inputs.waterfall, NoCeiling):
+        return "none", ""
+    open_predictions = [(str(row["addresses"]), float(row["ratio"][1])) for row in rows if row["testable"] and row["ratio"]]
+    current = max(result.value for result in state.base_arm.results)
+    answer = reach(primary.value, current, inputs.waterfall, open_predictions)
+    return answer.kind, "" if answer.kind == "none" else answer.sentence
+
+
+def _allowed_draft(shape: ModelShape | NoCeiling) -> int:
+    return DEEPEST_DRAFT if isinstance(shape, ModelShape) and shape.mtp_layers else 0

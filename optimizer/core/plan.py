@@ -1,0 +1,25 @@
+"""What a decision may use besides the journal: the pinned knowledge. Immutable for a study."""
+
+from dataclasses import dataclass
+
+from optimizer.model.ceiling import HardwareSpec
+from optimizer.model.playbook import Playbook
+from optimizer.model.space import Constraint, DeadSetting, Space
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The knowledge of one study. ``digest`` is pinned in the journal's first entry."""
+
+    playbooks: tuple[Playbook, ...] = ()
+    spaces: tuple[Space, ...] = ()
+    dead: tuple[DeadSetting, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    hardware: tuple[HardwareSpec, ...] = ()
+    digest: str = ""
+
+    def playbook(self, hypothesis: str) -> Playbook | None:
+        return next((playbook for playbook in self.playbooks if playbook.id == hypothesis), None)
+
+    def space(self, space_id: str) -> Space | None:
+        return next((space for space in self.spaces if space.id == space_id), None)

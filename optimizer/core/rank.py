@@ -1,0 +1,268 @@
+"""Which hypothesis is worth the next launch: scores from evidence, gain and cost from ``economy``, and the settings that test
+it. Nothing is chosen that a rule refuses, and every refusal is said with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optimizer.core import economy, picture
+from optimizer.core.closing import policy
+from optimizer.core.plan import Plan
+from optimizer.core.predicate import Look, evaluate
+from optimizer.core.refuse import Ground, dead_in, point_digest, screen
+from optimizer.core.resolve import resolve_action, resolve_first
+from optimizer.core.score import Scored, probability_of, score
+from optimizer.core.state import Belief, State, Test
+from optimizer.model.base import Value
+from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
+from optimizer.model.settings import Settings
+from optimizer.model.space import Refusal, Space, Trial
+from optimizer.stats.noise import pooled_noise
+
+MIN_PROBABILITY = 0.10  # below about the default prior an idea has nothing going for it
+HAND_OVER_PROBABILITY = 0.5
+MAX_POINTS_OF_SPACE = 4  # proposals for one hypothesis beyond its try_first points
+OPEN = ("open", "stale")
+SHOWN = 16
+
+
+def view(state: State, plan: Plan) -> Look:
+    """What predicates see: the baseline's facts with those derived from its ceiling, its effective settings, the box."""
+    survey = state.survey or {}
+    return Look(facts=picture.facts(state, plan), settings=state.effective, box=survey.get("facts", {}))
+
+
+def ground(state: State, plan: Plan) -> Ground:
+    """What refusals rest on."""
+    assert state.spec is not None
+    survey = state.survey or {}
+    engine = survey.get("engine", "")
+    primary = state.spec.target.primary
+    decode = primary is None or not primary.metric.startswith(("ttft", "e2e"))
+    return Ground(
+        settings=Settings(values=dict(state.given)).merged(state.baseline.values),
+        evidence=state.evidence,
+        flags=state.flags,
+        dead=[item for item in plan.dead if item.engine in ("any", engine)],
+        constraints=[item for item in plan.constraints if item.engine in ("any", engine)],
+        spaces=[space for space in plan.spaces if space.engine in ("any", engine)],
+        engine_version=survey.get("engine_version"),
+        effective=state.base_arm.effective or None,
+        box=survey.get("facts", {}),
+        phase="decode" if decode else "prefill",
+        allow_lossy=state.spec.allow_lossy,
+    )
+
+
+def dead_on_command_line(state: State, plan: Plan) -> tuple[Refusal, ...]:
+    """Settings of the original command line and environment that are known to do nothing on this build."""
+    return dead_in(Settings(values=dict(state.given)), ground(state, plan))
+
+
+def scored(state: State, plan: Plan) -> tuple[Scored, ...]:
+    """All hypotheses that concern this engine, best first."""
+    engine = (state.survey or {}).get("engine", "")
+    books = [book for book in plan.playbooks if _concerns(book, engine)]
+    measured = {name: belief.measured_db for name, belief in state.beliefs.items()}
+    return score(books, view(state, plan), measured)
+
+
+def _concerns(book: Playbook, engine: str) -> bool:
+    return not book.actions or any(action.engine in ("any", engine) for action in book.actions)
+
+
+def ranked_body(state: State, plan: Plan) -> dict[str, Any]:
+    """The ranking for the journal: those that stand out, with what speaks for them, and whether the target is out of reach."""
+    look = view(state, plan)
+    rows = [_row(state, plan, item, look) for item in scored(state, plan)]
+    shown = [row for row in rows if row["probability"] >= MIN_PROBABILITY or row["status"] != "open"][:SHOWN]
+    kind, sentence = picture.out_of_reach(state, plan, rows)
+    return {"hypotheses": shown, "reach": kind, "out_of_reach": sentence}
+
+
+def _row(state: State, plan: Plan, item: Scored, look: Look) -> dict[str, Any]:
+    book = plan.playbook(item.id)
+    assert book is not None
+    belief = state.beliefs.get(item.id, Belief())
+    action = _action(book, state, look)
+    ratio = _ratio(state, plan, book)
+    value = _value(state, plan, item, book, ratio)
+    testable = (
+        (belief.status in OPEN or _again(belief, item))
+        and item.probability >= MIN_PROBABILITY
+        and isinstance(action, SetAction | SpaceAction)
+        and ratio is not None
+        and value > 0
+    )
+    return {
+        "id": item.id,
+        "family": item.family,
+        "score_db": round(item.score_db, 2),
+        "prior_db": item.prior_db,
+        "probability": round(item.probability, 4),
+        "status": belief.status,
+        "value": round(value, 6),
+        "testable": testable,
+        "hand_over": isinstance(action, HandOver),
+        "ratio": list(ratio) if ratio else None,
+        "addresses": book.addresses,
+        "for": [_evidence(hit) for hit in item.supporting[:4]],
+        "against": [_evidence(hit) for hit in item.opposing[:2]],
+    }
+
+
+def _again(belief: Belief, item: Scored) -> bool:
+    """A cause that was cured in part: the evidence of the new baseline alone still makes it more likely than not."""
+    alone = probability_of(item.score_db - belief.measured_db)
+    return belief.status == "supported" and alone >= 0.5 and len(belief.tried) < MAX_POINTS_OF_SPACE
+
+
+def _evidence(hit: Any) -> dict[str, Any]:
+    fact = hit.facts[0] if hit.facts else None
+    shown = {"fact": fact.name, "value": fact.value, "source": fact.source, "line": fact.line} if fact else {}
+    return {"rule": hit.rule, "db": hit.db, **shown}
+
+
+def _action(book: Playbook, state: State, look: Look) -> Action | None:
+    """The first action for this engine whose condition is not known to be false."""
+    engine = (state.survey or {}).get("engine", "")
+    for action in book.actions:
+        if action.engine in ("any", engine) and (action.when is None or evaluate(action.when, look) is not False):
+            return action
+    return None
+
+
+def _ratio(state: State, plan: Plan, book: Playbook) -> tuple[float, float] | None:
+    """The predicted ratio for the target metric: computed from this launch's facts where the playbook says so."""
+    if book.predicts is None:
+        return None
+    computed = picture.predicted_ratio(state, plan, book)
+    low, high = computed if computed is not None else book.predicts.ratio
+    return (low, high) if high > 1.0 else None
+
+
+def _value(state: State, plan: Plan, item: Scored, book: Playbook, ratio: tuple[float, float] | None) -> float:
+    """Expected log gain per launch."""
+    if ratio is None:
+        return 0.0
+    noise = pooled_noise([arm.arm() for arm in state.arms.values()], policy(state))
+    if not economy.worth_its_own_test(economy.typical_ratio(ratio), noise.sd):
+        return 0.0
+    gain = economy.expected_gain(
+        ratio, distance_to_target=_distance(state), bucket_share=picture.bucket_share(state, plan, book)
+    )
+    cost = economy.expected_launches(economy.effect_in_sd(economy.typical_ratio(ratio), noise.sd))
+    return economy.rank_value(item.probability, gain, cost)
+
+
+def _distance(state: State) -> float | None:
+    """Target over current for the primary metric, oriented so that more than 1 means "not there yet"."""
+    assert state.spec is not None
+    primary = state.spec.target.primary
+    if primary is None or not state.base_arm.results:
+        return None
+    mean = math.exp(math.fsum(result.ln for result in state.base_arm.results) / len(state.base_arm.results))
+    distance = primary.value / mean if primary.direction == "at_least" else 1 / (mean * primary.value)
+    # A missed guard or a percentile leaves work to do even where the mean is beyond its bound.
+    return max(distance, 1.05)
+
+
+# ---- choosing -----------------------------------------------------------------------------------------------------
+
+
+def choose(state: State, plan: Plan) -> tuple[str, dict[str, Any]] | None:
+    """(entry kind, body): the next ``chosen``, or the next ``refused``; None when nothing is worth a launch."""
+    testable = [row for row in state.ranked if row["testable"]]
+    for row in sorted(testable, key=lambda row: (-row["value"], row["id"])):
+        book = plan.playbook(row["id"])
+        if book is not None:
+            return _candidate(state, plan, book, row)
+    for row in state.ranked:
+        if row["hand_over"] and row["status"] in OPEN and row["probability"] >= HAND_OVER_PROBABILITY:
+            book = plan.playbook(row["id"])
+            action = _action(book, state, view(state, plan)) if book else None
+            if book is not None and isinstance(action, HandOver):
+                return "refused", {"kind": "hand_over", "hypothesis": book.id, "params": {}, "why": action.text, "source": book.source,
+                                   "claim": book.claim}  # fmt: skip
+    return None
+
+
+def _candidate(state: State, plan: Plan, book: Playbook, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    look, base = view(state, plan), ground(state, plan)
+    action = _action(book, state, look)
+    common = {"hypothesis": book.id, "claim": book.claim, "family": book.family, "ratio": row["ratio"], "probability": row["probability"],
+              "value": row["value"], "discriminating_test": book.discriminating_test}  # fmt: skip
+    tried = tried_digests(state, base)
+    refusals: list[Refusal] = []
+    if isinstance(action, SetAction):
+        resolved = resolve_action(action, look.facts, look.settings, base.spaces, base.flags)
+        points: Sequence[dict[str, Value]] = () if isinstance(resolved, Refusal) else (resolved,)
+        refusals += [resolved] if isinstance(resolved, Refusal) else []
+    elif isinstance(action, SpaceAction):
+        space = plan.space(action.space)
+        if space is None or (space.requires is not None and evaluate(space.requires, look) is False):
+            why = space.why_not if space else f"There is no space {action.space}."
+            return "refused", _refusal(book, "unavailable", {}, why or f"{action.space} does not apply here.", book.source)
+        points, unresolved = resolve_first(action, look.facts, look.settings, base.spaces, base.flags)
+        refusals += unresolved
+    else:
+        return "refused", _refusal(book, "unavailable", {}, "It has no action for this engine.", book.source)
+    for point in points:
+        screened = screen(point, base, tried=tried)
+        refusals += screened.refusals
+        if screened.changes:
+            return "chosen", {**common, "changes": screened.changes, "refused_parts": [item.plain() for item in screened.refusals]}
+    if isinstance(action, SpaceAction) and (sampled := _sampled(state, plan, book, action, look)) is not None:
+        return "chosen", {**common, **sampled}
+    worst = refusals[-1] if refusals else None
+    why = worst.why if worst else "No point of its space is left that is worth a launch."
+    return "refused", _refusal(book, worst.kind if worst else "unavailable", worst.params if worst else {}, why, worst.source if worst else book.source)
+
+
+def _refusal(book: Playbook, kind: str, params: Mapping[str, Value], why: str, source: str) -> dict[str, Any]:
+    return {"kind": kind, "hypothesis": book.id, "params": dict(params), "why": why, "source": source}
+
+
+def _sampled(state: State, plan: Plan, book: Playbook, action: SpaceAction, look: Look) -> dict[str, Any] | None:
+    """A point that the sampler is asked for: only once its hypothesis has paid off, and not for ever."""
+    belief = state.beliefs.get(book.id, Belief())
+    if belief.measured_db <= 0 or len(belief.tried) >= MAX_POINTS_OF_SPACE:
+        return None
+    space = plan.space(action.space)
+    if space is None:
+        return None
+    names = [param.name for param in _live_params(space, action, look)]
+    return {"changes": None, "space": space.id, "space_params": names, "fixed": {}} if names else None
+
+
+def _live_params(space: Space, action: SpaceAction, look: Look) -> list[Any]:
+    wanted = set(action.only)
+    return [
+        param
+        for param in space.params
+        if (not wanted or param.name in wanted) and (param.when is None or evaluate(param.when, look) is not False)
+    ]
+
+
+def tried_digests(state: State, base: Ground) -> set[str]:
+    """Resolved digests of every point that was measured or found infeasible."""
+    given = Settings(values=dict(state.given))
+    return {
+        point_digest(given.merged(arm.settings.values), base)
+        for arm in state.arms.values()
+        if (arm.results or arm.crashed) and arm.settings.digest != state.baseline.digest
+    }
+
+
+def history(state: State, test: Test) -> tuple[Trial, ...]:
+    """What the sampler may know: every arm, as values of the space's parameters."""
+    rows = []
+    for arm in state.arms.values():
+        point = {**state.given, **arm.settings.values}
+        params = {name: point[name] for name in test.space_params if point.get(name) is not None}
+        value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
+        if value is not None or arm.crashed:
+            rows.append(Trial(params=params, value=value, infeasible=value is None))
+    return tuple(rows)

@@ -1,0 +1,526 @@
+"""What a study knows, folded from its journal. ``apply`` is total and pure: the same entries give the same state on
+every machine, which is what resume and replay rest on. It never decides anything; that is ``decide``'s business."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from optimizer.errors import JournalCorrupt, JournalTooNew
+from optimizer.model.base import Value
+from optimizer.model.entry import Entry
+from optimizer.model.evidence import Evidence
+from optimizer.model.flags import FlagTable
+from optimizer.model.measurement import LoadPoint, Measurement
+from optimizer.model.outcome import INFEASIBLE, Done, Failed, Outcome, Unknown
+from optimizer.model.settings import Settings
+from optimizer.model.step import ORIGINAL, STEP, AwaitReady, Launch, Measure, Observe, Propose, Restore, Secure, Step, Stop
+from optimizer.model.study import StudySpec
+from optimizer.model.verdict import Arm, Judgement
+
+OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """The valid measurement of one launch. ``ln`` is ln(metric), negated for metrics where less is better."""
+
+    launch: str
+    entry: int
+    value: float
+    ln: float
+    points: tuple[LoadPoint, ...]
+
+
+@dataclass(frozen=True)
+class ArmState:
+    """All launches of one setting since the last drift."""
+
+    settings: Settings
+    results: tuple[LaunchResult, ...] = ()
+    invalid: tuple[str, ...] = ()
+    crashed: str | None = None  # cause and message of the crash that made it infeasible
+    evidence: Evidence = Evidence()
+    evidence_entry: int = 0
+    effective: Mapping[str, Value] = field(default_factory=dict)
+    confirmed: LaunchResult | None = None
+
+    def arm(self) -> Arm:
+        return Arm(
+            fingerprint=self.settings.digest,
+            ln_values=tuple(result.ln for result in self.results),
+            entries=tuple(result.entry for result in self.results),
+        )
+
+
+@dataclass(frozen=True)
+class Server:
+    """What of ours runs on the box, as far as the journal knows."""
+
+    key: str
+    settings: Settings
+    purpose: str
+    port: int
+    served_name: str | None
+    status: str = "launched"  # launched, ready, measured, failed
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What has become of a hypothesis beyond its evidence."""
+
+    status: str = "open"  # open, supported, pruned, stale, deferred, refused, handed_over
+    measured_db: float = 0.0
+    tried: tuple[str, ...] = ()  # digests of the settings launched for it
+    baseline: str = ""  # the comparator under which the status holds
+    reason: str = ""
+    entry: int = 0
+
+
+@dataclass(frozen=True)
+class Test:
+    """The candidate under test."""
+
+    hypothesis: str
+    entry: int
+    changes: Mapping[str, Value]
+    settings: Settings | None  # None until the sampler has answered
+    ratio: tuple[float, float] | None
+    space: str | None = None
+    space_params: tuple[str, ...] = ()
+    fixed: Mapping[str, Value] = field(default_factory=dict)
+    look: tuple[int, int] | None = None  # (candidate, baseline) launches of the last judged look
+    judgement: Judgement | None = None
+
+
+@dataclass(frozen=True)
+class Closing:
+    ending: str
+    reason: str
+    entry: int
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything ``decide`` may look at."""
+
+    seq: int = 0
+    spec: StudySpec | None = None
+    last_hash: str = ""
+    open: Step | None = None
+    open_failures: int = 0
+
+    survey: Mapping[str, Any] | None = None
+    survey_failure: Failed | None = None
+    survey_evidence: Evidence = Evidence()
+    flags: FlagTable = FlagTable(known=False)
+    given: Mapping[str, Value] = field(default_factory=dict)  # parameters on the original command line
+    original_running: bool = False
+    original_found: bool = False
+
+    armed: bool = False
+    calibrated: Mapping[str, Any] | None = None
+
+    baseline: Settings = Settings()
+    arms: Mapping[str, ArmState] = field(default_factory=dict)
+    server: Server | None = None
+    failures: Mapping[str, int] = field(default_factory=dict)  # retryable failures in a row, by fingerprint
+    last_failure: Failed | None = None
+
+    beliefs: Mapping[str, Belief] = field(default_factory=dict)
+    test: Test | None = None
+    refusals: tuple[Mapping[str, Any], ...] = ()
+    flips: tuple[Mapping[str, Any], ...] = ()
+    ceiling: Mapping[str, Any] | None = None
+    ceiling_entry: int = 0
+    ranked: tuple[Mapping[str, Any], ...] = ()
+    ranked_version: tuple[int, int] = (0, 0)
+    belief_version: int = 0
+    dead_checked: bool = False
+    flips_checked: tuple[str, ...] = ()
+    promoted: tuple[Mapping[str, Value], ...] = ()
+    promotions: tuple[int, ...] = ()
+    reach: str = "none"  # none, configuration or hard
+    out_of_reach: str = ""
+    drifts: int = 0
+
+    launches_baseline: int = 0
+    launches_after: int = 0
+    launch_count: int = 0
+    runs: int = 0
+    duration_s: float = 0.0
+    launch_durations_s: tuple[float, ...] = ()
+
+    closing: Closing | None = None
+    disarmed: bool = False
+    restored: bool = False
+    closing_failures: int = 0
+    closed: Mapping[str, Any] | None = None
+
+    # ---- views ------------------------------------------------------------------------------------------------
+
+    def arm(self, settings: Settings) -> ArmState:
+        return self.arms.get(settings.digest) or ArmState(settings=settings)
+
+    @property
+    def base_arm(self) -> ArmState:
+        return self.arm(self.baseline)
+
+    @property
+    def first_arm(self) -> ArmState:
+        return self.arm(Settings())
+
+    @property
+    def evidence(self) -> Evidence:
+        """What is known of the current baseline: the box, then its latest launch."""
+        return self.survey_evidence.merged(self.base_arm.evidence)
+
+    @property
+    def effective(self) -> dict[str, Value]:
+        """Effective settings of the current baseline: asked for, overlaid by what the server reported."""
+        return {**self.given, **self.baseline.values, **self.base_arm.effective}
+
+    @property
+    def minutes(self) -> float:
+        return self.duration_s / 60.0
+
+
+def metric_value(point: LoadPoint, metric: str) -> float | None:
+    """The value of a target metric at one load point; None when the run does not support it."""
+    if metric == "error_rate":
+        total = point.requests_ok + point.requests_failed
+        return point.requests_failed / total if total else None
+    return point.metrics.get(metric)
+
+
+def log_value(value: float, direction: str) -> float:
+    """ln of a metric, oriented so that more is better. Zero throughput counts as a thousandth."""
+    logged = math.log(max(value, 1e-3))
+    return logged if direction == "at_least" else -logged
+
+
+def fold(entries: Iterable[Entry]) -> State:
+    """The state after these entries."""
+    state = State()
+    for entry in entries:
+        state = apply(state, entry)
+    return state
+
+
+def apply(state: State, entry: Entry) -> State:
+    """The state after one more entry. Raises JournalTooNew for a kind that this release does not know."""
+    if entry.seq != state.seq + 1:
+        raise JournalCorrupt(f"Entry {entry.seq} follows entry {state.seq}: the journal has a gap.")
+    handler = _HANDLERS.get(str(entry.kind))
+    if handler is None:
+        raise JournalTooNew(f"Entry {entry.seq} has the kind {entry.kind!r}, which this release does not know.",
+                            hint="Open the study with the release that wrote it, or a newer one.")  # fmt: skip
+    folded: State = handler(state, entry)
+    return replace(folded, seq=entry.seq, last_hash=entry.hash)
+
+
+def _opened(state: State, entry: Entry) -> State:
+    return replace(state, spec=StudySpec.model_validate(entry.body["spec"]))
+
+
+def _intent(state: State, entry: Entry) -> State:
+    step = STEP.validate_python(entry.body["step"])
+    state = replace(state, open=step, open_failures=0)
+    if isinstance(step, Launch):
+        baseline = step.purpose == "baseline"
+        counted = step.attempt == 0 and step.purpose != "final"
+        return replace(
+            state,
+            server=Server(key=step.key, settings=step.settings, purpose=step.purpose, port=step.port, served_name=step.served_name),
+            launch_count=state.launch_count + 1,
+            launches_baseline=state.launches_baseline + (counted and baseline and len(state.base_arm.results) < 3 and not state.promoted),
+            launches_after=state.launches_after + (counted and not (baseline and len(state.base_arm.results) < 3 and not state.promoted)),
+        )  # fmt: skip
+    if isinstance(step, Measure):
+        return replace(state, runs=state.runs + 1)
+    return state
+
+
+def _outcome(state: State, entry: Entry) -> State:
+    step, outcome = state.open, OUTCOME.validate_python(entry.body["outcome"])
+    if step is None:
+        raise JournalCorrupt(f"Entry {entry.seq} is an outcome without an open intent.")
+    if isinstance(outcome, Unknown):
+        return replace(state, open_failures=state.open_failures + 1, duration_s=state.duration_s + outcome.duration_s)
+    state = replace(state, open=None, open_failures=0, duration_s=state.duration_s + outcome.duration_s)
+    if isinstance(outcome, Failed):
+        return _failed(replace(state, last_failure=outcome), step, outcome, entry)
+    return _done(state, step, outcome, entry)
+
+
+def _done(state: State, step: Step, outcome: Done, entry: Entry) -> State:
+    body = outcome.body
+    match step:
+        case Observe():
+            return replace(
+                state,
+                survey=body.get("box", {}),
+                survey_evidence=Evidence.model_validate(body.get("evidence", {})),
+                flags=FlagTable.model_validate(body["flags"]) if body.get("flags") else FlagTable(known=False),
+                given=body.get("given", {}),
+                original_running=bool(body.get("original")),
+                original_found=bool(body.get("original")),
+            )
+        case Secure(op="arm"):
+            return replace(state, armed=True)
+        case Secure():
+            return replace(state, armed=False, disarmed=True)
+        case Launch():
+            return state
+        case AwaitReady():
+            return _with_server(state, step.launch, status="ready")
+        case Measure():
+            return _measured(state, step, body, entry)
+        case Stop():
+            if step.launch == ORIGINAL:
+                return replace(state, original_running=False)
+            return replace(state, server=None)
+        case Restore():
+            return replace(state, restored=True, original_running=True)
+        case Propose():
+            return _proposed(state, body)
+        case _:
+            return replace(state, calibrated=body)
+
+
+def _proposed(state: State, body: Mapping[str, Any]) -> State:
+    if state.test is None:
+        return state
+    changes = {**state.test.fixed, **body["params"]}
+    return replace(state, test=replace(state.test, changes=changes, settings=state.baseline.merged(changes)))
+
+
+def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry) -> State:
+    assert state.spec is not None
+    settings = Settings() if step.launch == ORIGINAL else (state.server.settings if state.server else Settings())
+    arm = state.arm(settings)
+    measurement = Measurement.model_validate(body["measurement"])
+    arm = replace(
+        arm,
+        evidence=Evidence.model_validate(body.get("evidence", {})),
+        evidence_entry=entry.seq,
+        effective=body.get("effective", {}),
+    )
+    primary = state.spec.target.primary
+    metric = primary.metric if primary else "output_tokens_per_s"
+    direction = primary.direction if primary else "at_least"
+    value = metric_value(measurement.points[0], metric) if measurement.points else None
+    if measurement.invalid or value is None:
+        why = "; ".join(f"{item.code}: {item.detail}" for item in measurement.invalid) or f"the run gives no {metric}"
+        arm = replace(arm, invalid=(*arm.invalid, why))
+    else:
+        result = LaunchResult(step.launch, entry.seq, value, log_value(value, direction), measurement.points)
+        if step.purpose == "confirm":
+            arm = replace(arm, confirmed=result)
+        known = [known for known in arm.results if known.launch != step.launch]  # a repeated run replaces its launch's first
+        arm = replace(arm, results=(*known, result))
+    state = replace(state, arms={**state.arms, settings.digest: arm})
+    state = replace(state, failures={**state.failures, settings.digest: 0})
+    if step.launch == ORIGINAL:
+        return replace(state, server=state.server)
+    return _with_server(state, step.launch, status="measured")
+
+
+def _failed(state: State, step: Step, outcome: Failed, entry: Entry) -> State:
+    if isinstance(step, Observe):
+        return replace(state, survey_failure=outcome)
+    if state.closing is not None and not isinstance(step, Launch | AwaitReady | Measure):
+        return replace(state, closing_failures=state.closing_failures + 1)
+    if isinstance(step, Propose):
+        return replace(state, test=None, beliefs=_set(state, step.hypothesis, status="refused", reason=outcome.message, entry=entry.seq),
+                       belief_version=state.belief_version + 1)  # fmt: skip
+    if isinstance(step, Launch | AwaitReady | Measure):
+        return _launch_failed(state, step, outcome)
+    return replace(state, failures=_counted(state, step.kind))
+
+
+def _launch_failed(state: State, step: Launch | AwaitReady | Measure, outcome: Failed) -> State:
+    on_original = isinstance(step, Measure) and step.launch == ORIGINAL
+    settings = Settings() if on_original or state.server is None else state.server.settings
+    arm = state.arm(settings)
+    keeps_serving = isinstance(step, Measure) and outcome.cause in ("interrupted", "bench_failed", "never_steady", "client_bound")
+    if outcome.cause in INFEASIBLE and not outcome.retryable:
+        found = Evidence.model_validate(outcome.body.get("evidence", {}))
+        arm = replace(arm, crashed=f"{outcome.cause}: {outcome.message}", evidence=arm.evidence if arm.results else found)
+        state = replace(state, arms={**state.arms, settings.digest: arm})
+    else:
+        state = replace(state, failures=_counted(state, settings.digest))
+    if isinstance(step, Launch) and not outcome.body.get("spawned", False):
+        return replace(state, server=None)
+    if state.server is not None and not keeps_serving:
+        return _with_server(state, state.server.key, status="failed")
+    return state
+
+
+def _counted(state: State, key: str) -> dict[str, int]:
+    return {**state.failures, key: state.failures.get(key, 0) + 1}
+
+
+def _with_server(state: State, key: str, *, status: str) -> State:
+    if state.server is None or state.server.key != key:
+        return state
+    return replace(state, server=replace(state.server, status=status))
+
+
+def _set(state: State, hypothesis: str, **changes: Any) -> dict[str, Belief]:
+    known = state.beliefs.get(hypothesis, Belief())
+    return {**state.beliefs, hypothesis: replace(known, baseline=state.baseline.digest, **changes)}
+
+
+def _ceiling(state: State, entry: Entry) -> State:
+    return replace(state, ceiling=entry.body, ceiling_entry=state.base_arm.evidence_entry)
+
+
+def _ranked(state: State, entry: Entry) -> State:
+    return replace(
+        state,
+        ranked=tuple(entry.body["hypotheses"]),
+        ranked_version=(state.base_arm.evidence_entry, state.belief_version),
+        reach=entry.body["reach"],
+        out_of_reach=entry.body["out_of_reach"],
+    )
+
+
+def _chosen(state: State, entry: Entry) -> State:
+    body = entry.body
+    changes = body.get("changes")
+    ratio = body.get("ratio")
+    return replace(
+        state,
+        test=Test(
+            hypothesis=body["hypothesis"],
+            entry=entry.seq,
+            changes=changes or {},
+            settings=state.baseline.merged(changes) if changes is not None else None,
+            ratio=(ratio[0], ratio[1]) if ratio else None,
+            space=body.get("space"),
+            space_params=tuple(body.get("space_params", ())),
+            fixed=body.get("fixed", {}),
+        ),
+    )
+
+
+def _refused(state: State, entry: Entry) -> State:
+    state = replace(state, refusals=(*state.refusals, {**entry.body, "entry": entry.seq}))
+    if entry.body.get("about") == "command_line":
+        return replace(state, dead_checked=state.dead_checked or bool(entry.body.get("last")))
+    if hypothesis := entry.body.get("hypothesis"):
+        status = "handed_over" if entry.body.get("kind") == "hand_over" else "refused"
+        beliefs = _set(state, hypothesis, status=status, reason=entry.body["why"], entry=entry.seq)
+        return replace(state, beliefs=beliefs, belief_version=state.belief_version + 1, test=None)
+    return state
+
+
+def _flipped(state: State, entry: Entry) -> State:
+    flips = tuple({**flip, "entry": entry.seq} for flip in entry.body["flips"])
+    return replace(state, flips=(*state.flips, *flips), flips_checked=(*state.flips_checked, entry.body["fingerprint"]))
+
+
+def _judged(state: State, entry: Entry) -> State:
+    if state.test is None:
+        return state
+    judgement = Judgement.model_validate(entry.body["judgement"])
+    return replace(state, test=replace(state.test, judgement=judgement, look=(judgement.n_candidate, judgement.n_baseline)))
+
+
+def _settled(status: str) -> Any:
+    def handler(state: State, entry: Entry) -> State:
+        body = entry.body
+        hypothesis = body["hypothesis"]
+        known = state.beliefs.get(hypothesis, Belief())
+        tried = (*known.tried, body["settings_digest"]) if body.get("settings_digest") else known.tried
+        beliefs = _set(state, hypothesis, status=status, reason=body.get("why", ""), entry=entry.seq, tried=tried,
+                       measured_db=known.measured_db + float(body.get("bayes_db", 0.0)))  # fmt: skip
+        return replace(state, beliefs=beliefs, belief_version=state.belief_version + 1, test=None)
+
+    return handler
+
+
+def _promoted(state: State, entry: Entry) -> State:
+    body = entry.body
+    state = _settled("supported")(state, entry)
+    baseline = Settings(values=body["settings"])
+    # What was measured against the old baseline is weak evidence about the new one: half its weight, and open again.
+    beliefs = {
+        name: replace(belief, status="stale" if belief.status in ("pruned", "deferred", "refused") else belief.status,
+                      measured_db=belief.measured_db / 2 if belief.status != "supported" else belief.measured_db)
+        for name, belief in state.beliefs.items()
+    }  # fmt: skip
+    return replace(
+        state,
+        baseline=baseline,
+        beliefs=beliefs,
+        promoted=(*state.promoted, body["changes"]),
+        promotions=(*state.promotions, entry.seq),
+        ceiling=None,
+        reach="none",
+        out_of_reach="",
+    )
+
+
+def _rolled_back(state: State, entry: Entry) -> State:
+    """A confirmation or a drift took a promotion back: the settings before it are the baseline again."""
+    return replace(state, baseline=Settings(values=entry.body["settings"]), belief_version=state.belief_version + 1)
+
+
+def _drifted(state: State, entry: Entry) -> State:
+    digest = state.baseline.digest
+    arm = state.base_arm
+    return replace(state, drifts=state.drifts + 1, arms={**state.arms, digest: replace(arm, results=arm.results[-1:])})
+
+
+def _note(state: State, entry: Entry) -> State:
+    if entry.body.get("stop") and state.closing is None:
+        closing = Closing(ending=entry.body["stop"], reason=entry.body.get("text", ""), entry=entry.seq)
+        return replace(state, closing=closing, test=None)
+    if ending := entry.body.get("closing"):
+        return replace(state, closing=Closing(ending=ending, reason=entry.body.get("text", ""), entry=entry.seq), test=None)
+    if entry.body.get("dead_checked"):
+        return replace(state, dead_checked=True)
+    return state
+
+
+def _guard_fired(state: State, entry: Entry) -> State:
+    closing = Closing(ending="guard_fired", reason=str(entry.body.get("why", "")), entry=entry.seq)
+    return replace(state, server=None, test=None, armed=False, restored=True, closing=closing)
+
+
+def _closed(state: State, entry: Entry) -> State:
+    return replace(state, closed=entry.body)
+
+
+def _unchanged(state: State, entry: Entry) -> State:
+    return state
+
+
+_HANDLERS: dict[str, Any] = {
+    "opened": _opened,
+    "intent": _intent,
+    "outcome": _outcome,
+    "ceiling": _ceiling,
+    "ranked": _ranked,
+    "chosen": _chosen,
+    "refused": _refused,
+    "flipped": _flipped,
+    "judged": _judged,
+    "promoted": _promoted,
+    "pruned": _settled("pruned"),
+    "deferred": _settled("deferred"),
+    "rolled_back": _rolled_back,
+    "drifted": _drifted,
+    "note": _note,
+    "guard_fired": _guard_fired,
+    "knowledge_changed": _unchanged,
+    "lease_taken": _unchanged,
+    "closed": _closed,
+}

@@ -1,0 +1,171 @@
+"""The candidate under test: which launch it needs next, when it is judged, and what a verdict changes. Uses ``judge`` for
+the statistics and never looks at anything but measured arms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from optimizer.core import closing, economy, ledger
+from optimizer.core.judge import judge
+from optimizer.core.plan import Plan
+from optimizer.core.state import ArmState, State, Test, metric_value
+from optimizer.model.measurement import LoadPoint
+from optimizer.model.verdict import Judgement, Noise
+from optimizer.stats.noise import pooled_noise
+
+MAX_INVALID = 2
+MAX_RETRIES = 2
+ERROR_RATE_GUARD = 0.0
+OUTPUT_LENGTH_TOLERANCE = 0.01
+
+
+def noise(state: State) -> Noise:
+    """Pooled over every setting of this study that was launched at least twice, with the prior."""
+    return pooled_noise([arm.arm() for arm in state.arms.values()], closing.policy(state))
+
+
+def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[..., Any], conclude: Callable[..., Any]) -> Any:
+    """The next launch of the test, or the conclusion that ends it."""
+    assert test.settings is not None and state.spec is not None
+    candidate, baseline = state.arm(test.settings), state.base_arm
+    digest = test.settings.digest
+    if test.judgement is not None and test.judgement.final:
+        return conclude(*_settle(state, test, test.judgement))
+    if candidate.crashed is not None:
+        return conclude("pruned", _body(test, "infeasible", f"It does not run: {candidate.crashed}"), test.entry)
+    if len(candidate.invalid) >= MAX_INVALID:
+        return conclude("deferred", _body(test, "invalid", f"No valid measurement: {candidate.invalid[-1]}"), test.entry)
+    if state.failures.get(digest, 0) > MAX_RETRIES and state.last_failure is not None:
+        return conclude("deferred", _body(test, "invalid", f"It could not be measured: {state.last_failure.message}"), test.entry)
+    if not candidate.results:
+        if _pair_first(state, plan, test):
+            return bring_up(state, state.baseline, "baseline")
+        if closing.over_budget(state, reserve=1):
+            return conclude("deferred", _body(test, "deferred", "The budget is spent."), test.entry)
+        return bring_up(state, test.settings, "candidate")
+    flips = _flips(state, plan, test)
+    if flips is not None:
+        return conclude("flipped", flips, candidate.evidence_entry)
+    counts = (len(candidate.results), len(baseline.results))
+    if test.look != counts:
+        judgement = _judged(state, plan, test)
+        body = {"hypothesis": test.hypothesis, "changes": dict(test.changes), "judgement": judgement.plain(),
+                "side": _side(candidate, baseline)}  # fmt: skip
+        return conclude("judged", body, candidate.evidence_entry)
+    assert test.judgement is not None
+    purpose = "candidate" if test.judgement.next_arm == "candidate" else "baseline"
+    return bring_up(state, test.settings if purpose == "candidate" else state.baseline, purpose)
+
+
+def _pair_first(state: State, plan: Plan, test: Test) -> bool:
+    """E2: a small predicted effect needs the baseline's pair first; a large one goes ahead with its candidate."""
+    launches = [result.ln for result in state.base_arm.results]
+    if state.promoted or (len(launches) >= 2 and not economy.needs_third_baseline(launches, closing.policy(state))):
+        return False
+    if len(state.base_arm.invalid) >= MAX_INVALID or state.failures.get(state.baseline.digest, 0) > MAX_RETRIES:
+        return False
+    return economy.needs_second_baseline(test.ratio, noise(state).sd, closing.policy(state).quick_exit_sd)
+
+
+def _judged(state: State, plan: Plan, test: Test) -> Judgement:
+    assert test.settings is not None and state.spec is not None
+    candidate, baseline = state.arm(test.settings), state.base_arm
+    left = closing.launches_left(state, reserve=1)
+    if state.reach != "none":  # nothing can reach the target any more: one launch per idea, no further looks
+        left = 0
+    judgement = judge(candidate.arm(), baseline.arm(), noise(state), test.ratio, closing.policy(state), left)
+    broken = _broken_guard(state, candidate, baseline)
+    if broken and judgement.verdict in ("supported", "partial"):
+        return judgement.model_copy(update={"verdict": "harmful", "final": True, "next_arm": None, "reason": broken})
+    return judgement
+
+
+def _broken_guard(state: State, candidate: ArmState, baseline: ArmState) -> str:
+    """Errors, or fewer output tokens than the baseline's: never a gain, whatever the rate says."""
+    point, before = candidate.results[-1].points[0], baseline.results[-1].points[0]
+    if point.requests_failed:
+        return f"{point.requests_failed} of {point.requests_failed + point.requests_ok} requests failed"
+    if point.mean_output_tokens and before.mean_output_tokens:
+        ratio = point.mean_output_tokens / before.mean_output_tokens
+        if abs(math.log(ratio)) > OUTPUT_LENGTH_TOLERANCE:
+            return f"mean output tokens changed by a factor {ratio:.3f}: not the same work"
+    assert state.spec is not None
+    for guard in state.spec.target.guards:
+        value, was = metric_value(point, guard.metric), metric_value(before, guard.metric)
+        if value is not None and not guard.holds(value) and (was is None or guard.holds(was)):
+            return f"it breaks the guard {guard.text}: {value:.4g}"
+    return ""
+
+
+def _settle(state: State, test: Test, judgement: Judgement) -> tuple[str, Mapping[str, Any], int]:
+    """What a final verdict changes: (entry kind, body, cause)."""
+    assert test.settings is not None
+    said = f"×{judgement.ratio:.3f} [{judgement.low:.3f}, {judgement.high:.3f}], {judgement.n_candidate} against {judgement.n_baseline} launches; {judgement.reason}"
+    body = {**_body(test, judgement.verdict, said), "bayes_db": judgement.bayes_db}
+    if judgement.verdict in ("supported", "partial"):
+        return "promoted", {**body, "settings": test.settings.values, "before": state.baseline.values}, test.entry
+    if judgement.verdict in ("unresolved", "deferred"):
+        excluded = f"not seen in {judgement.n_candidate} launch(es); an effect above {100 * (judgement.high - 1):+.1f} % is excluded"
+        return "deferred", {**body, "why": f"{said}; {excluded}"}, test.entry
+    return "pruned", body, test.entry
+
+
+def _body(test: Test, verdict: str, why: str) -> dict[str, Any]:
+    assert test.settings is not None
+    return {
+        "hypothesis": test.hypothesis,
+        "changes": dict(test.changes),
+        "settings_digest": test.settings.digest,
+        "verdict": verdict,
+        "why": why,
+    }
+
+
+def _flips(state: State, plan: Plan, test: Test) -> Mapping[str, Any] | None:
+    """Start-up facts of the candidate's first launch against the baseline's, said once per setting."""
+    assert test.settings is not None
+    candidate, baseline = state.arm(test.settings), state.base_arm
+    if test.settings.digest in state.flips_checked:
+        return None
+    declared = {param.name: param.flips for space in plan.spaces for param in space.params}
+    found = ledger.flips(baseline.evidence, candidate.evidence, test.settings.changed_from(state.baseline), declared)
+    return {"fingerprint": test.settings.digest, "hypothesis": test.hypothesis, "flips": [flip.plain() for flip in found]}
+
+
+def _side(candidate: ArmState, baseline: ArmState) -> list[dict[str, Any]]:
+    """Output tokens/s at every level of the last launches, for people: a gain at one load may be a loss at another."""
+    rows = []
+    for point in candidate.results[-1].points:
+        before = next((known for known in baseline.results[-1].points if known.concurrency == point.concurrency), None)
+        now, was = point.metrics.get("output_tokens_per_s"), before.metrics.get("output_tokens_per_s") if before else None
+        if now is not None and was:
+            rows.append({"concurrency": point.concurrency, "before": was, "after": now, "ratio": now / was})
+    return rows
+
+
+def meets_target(state: State, arm: ArmState) -> bool:
+    """Whether the arm's mean (in ln) meets every bound; guards are read from its latest launch."""
+    assert state.spec is not None
+    if not arm.results or not state.spec.target.bounds:
+        return False
+    return point_meets_target(state, arm.results[-1].points) and _mean_meets(state, arm)
+
+
+def _mean_meets(state: State, arm: ArmState) -> bool:
+    assert state.spec is not None
+    primary = state.spec.target.primary
+    if primary is None:
+        return False
+    mean = math.fsum(result.ln for result in arm.results) / len(arm.results)
+    return primary.holds(math.exp(mean if primary.direction == "at_least" else -mean))
+
+
+def point_meets_target(state: State, points: tuple[LoadPoint, ...]) -> bool:
+    """Whether one launch meets every bound of the target with the error guard."""
+    assert state.spec is not None
+    point = points[0]
+    values = {bound: metric_value(point, bound.metric) for bound in state.spec.target.bounds}
+    met = all(value is not None and bound.holds(value) for bound, value in values.items())
+    return met and point.requests_failed <= ERROR_RATE_GUARD

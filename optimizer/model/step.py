@@ -1,0 +1,111 @@
+"""The closed list of effects. Every step is journalled as an intent before it happens, and is idempotent under its key."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from optimizer.model.base import FiniteFloat, Frozen, Value
+from optimizer.model.settings import Settings
+from optimizer.model.space import Trial
+
+Purpose = Literal["baseline", "candidate", "confirm", "final"]
+ORIGINAL = "original"  # the launch "key" of the server that was there before us
+
+
+class Observe(Frozen):
+    """Read the box and, where one runs, the server. Changes nothing."""
+
+    kind: Literal["observe"] = "observe"
+    key: str
+
+
+class Secure(Frozen):
+    """``arm``: lock the box and start the dead-man's switch. ``disarm``: end it, remove what we wrote, unlock."""
+
+    kind: Literal["secure"] = "secure"
+    key: str
+    op: Literal["arm", "disarm"]
+    minutes: FiniteFloat = 15.0
+    keep: str | None = None  # launch key that stays running on purpose
+
+
+class Calibrate(Frozen):
+    """The load generator against the null server: it must sustain three times what it is going to measure."""
+
+    kind: Literal["calibrate"] = "calibrate"
+    key: str
+    tokens_per_s: FiniteFloat
+    concurrency: int
+
+
+class Launch(Frozen):
+    """Start the server with these settings over the original command line."""
+
+    kind: Literal["launch"] = "launch"
+    key: str
+    settings: Settings
+    purpose: Purpose
+    port: int
+    served_name: str | None  # None: as the original names it (only for a launch that stays)
+    attempt: int = 0
+
+
+class AwaitReady(Frozen):
+    """Wait until the launched server answers, prove that it is ours and that it obeyed the settings."""
+
+    kind: Literal["await_ready"] = "await_ready"
+    key: str
+    launch: str
+    deadline_s: FiniteFloat
+
+
+class Level(Frozen):
+    concurrency: int
+    warmup_min_s: FiniteFloat
+    warmup_max_s: FiniteFloat
+    window_s: FiniteFloat
+
+
+class Measure(Frozen):
+    """Load the server at every level, target level first; read all evidence before anything is stopped."""
+
+    kind: Literal["measure"] = "measure"
+    key: str
+    launch: str
+    purpose: Purpose
+    levels: tuple[Level, ...]
+    run_index: int  # salts the prompts: no two runs of a study send the same ones
+
+
+class Stop(Frozen):
+    """Stop a launch of ours (sweep until empty twice) or, with consent, the original server."""
+
+    kind: Literal["stop"] = "stop"
+    key: str
+    launch: str
+
+
+class Propose(Frozen):
+    """Ask the sampler for one point. A pure function of its arguments, journalled so that an upgrade cannot change a resume."""
+
+    kind: Literal["propose"] = "propose"
+    key: str
+    hypothesis: str
+    space: str
+    params: tuple[str, ...]
+    fixed: dict[str, Value]
+    history: tuple[Trial, ...]
+    seed: int
+
+
+class Restore(Frozen):
+    """Bring the original server back."""
+
+    kind: Literal["restore"] = "restore"
+    key: str
+
+
+Step = Annotated[
+    Observe | Secure | Calibrate | Launch | AwaitReady | Measure | Stop | Propose | Restore, Field(discriminator="kind")
+]
+STEP: TypeAdapter[Step] = TypeAdapter(Step)

@@ -1,0 +1,170 @@
+"""``optimize journal`` and ``optimize studies``: entries as prose, the chain of causes of one entry, and the list of studies.
+Reads journals; writes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.core.state import fold
+from optimizer.errors import OptimizerError, UsageError
+from optimizer.journal import Journal
+from optimizer.model.entry import Entry, EntryKind
+from optimizer.report.prose import sentence
+
+# What a reader of the story can do without: the effect's announcement where its outcome says the same.
+ROUTINE_STEPS = {"await_ready", "stop", "secure", "calibrate", "observe"}
+FOLLOW_S = 0.5
+
+
+def journal_text(folder: Path, *, why: int | None = None, hypothesis: str | None = None, everything: bool = False) -> str:
+    """The story, or one entry with its causes."""
+    entries = _entries(folder)
+    if why is not None:
+        return why_text(entries, why)
+    shown = [entry for entry in entries if (everything or not _routine(entry)) and (hypothesis is None or _concerns(entry, hypothesis))]
+    if hypothesis is not None and not shown:
+        raise UsageError(f"The study {folder.name} never mentions {hypothesis!r}.", hint=f"optimize journal {folder.name} lists what it does.")
+    return "\n".join(line_of(entry) for entry in shown)
+
+
+def line_of(entry: Entry) -> str:
+    cause = f"  <- {entry.cause}" if entry.cause else ""
+    return f"{entry.seq:>4} {entry.kind.value:<10} {sentence(entry)}{cause}"
+
+
+def why_text(entries: Sequence[Entry], seq: int) -> str:
+    """One entry, the entries that caused it, and the log lines and facts that support them."""
+    by_seq = {entry.seq: entry for entry in entries}
+    if seq not in by_seq:
+        raise UsageError(f"There is no entry {seq}; the journal has {len(entries)}.")
+    lines: list[str] = []
+    current: Entry | None = by_seq[seq]
+    depth = 0
+    while current is not None and depth < 50:
+        lines.append(f"{'  ' * depth}{line_of(current)}")
+        lines += [f"{'  ' * depth}       {text}" for text in _support(current)]
+        cause = current.cause if current.cause else _implied_cause(entries, current)
+        current = by_seq.get(cause) if cause else None
+        depth += 1
+    return "\n".join(lines)
+
+
+def _support(entry: Entry) -> list[str]:
+    """What speaks for an entry: the evidence lines of a ranking, the claim and test of a choice, the verdict's sides."""
+    body = entry.body
+    if entry.kind == EntryKind.RANKED:
+        rows = []
+        for row in body["hypotheses"][:5]:
+            for item in row.get("for", []):
+                if "fact" in item:
+                    where = f" ({item['source']}{' line ' + str(item['line']) if item.get('line') else ''})" if item.get("source") else ""
+                    rows.append(f"for {row['id']}: {item['fact']} = {item['value']}, {item['db']:+g} db{where}")
+            for item in row.get("against", []):
+                if "fact" in item:
+                    rows.append(f"against {row['id']}: {item['fact']} = {item['value']}, {item['db']:+g} db")
+        return rows
+    if entry.kind == EntryKind.CHOSEN:
+        refused = [f"left out: {item['why']}" for item in body.get("refused_parts", [])]
+        return [f"claim: {body.get('claim', '')}", f"what would decide: {body.get('discriminating_test', '')}", *refused]
+    if entry.kind == EntryKind.REFUSED and body.get("source"):
+        return [f"source: {body['source']}"]
+    return []
+
+
+def _implied_cause(entries: Sequence[Entry], entry: Entry) -> int | None:
+    """An outcome follows from its intent, an intent from the last conclusion before it, a choice from its ranking."""
+    before = [item for item in entries if item.seq < entry.seq]
+    if entry.kind == EntryKind.OUTCOME:
+        return next((item.seq for item in reversed(before) if item.kind == EntryKind.INTENT and item.key == entry.key), None)
+    if entry.kind == EntryKind.INTENT:
+        wanted = {EntryKind.CHOSEN, EntryKind.PROMOTED, EntryKind.NOTE}
+    elif entry.kind in (EntryKind.CHOSEN, EntryKind.REFUSED):
+        wanted = {EntryKind.RANKED}
+    elif entry.kind == EntryKind.RANKED:
+        wanted = {EntryKind.CEILING}
+    else:
+        return None
+    return next((item.seq for item in reversed(before) if item.kind in wanted), None)
+
+
+def journal_document(folder: Path, *, why: int | None = None, hypothesis: str | None = None) -> dict[str, Any]:
+    """The same as one JSON document."""
+    entries = _entries(folder)
+    if why is not None:
+        return {"study": folder.name, "why": why, "text": why_text(entries, why)}
+    rows = [
+        {"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "cause": entry.cause, "text": sentence(entry), "body": entry.body}
+        for entry in entries
+        if hypothesis is None or _concerns(entry, hypothesis)
+    ]
+    return {"study": folder.name, "entries": rows}
+
+
+def follow_journal(folder: Path) -> Iterator[str]:
+    """Lines as they are written, until the study is closed."""
+    seen = 0
+    while True:
+        with Journal.open(folder / "journal.db", write=False) as journal:
+            entries = journal.read(seen)
+        for entry in entries:
+            seen = entry.seq
+            yield line_of(entry)
+            if entry.kind == EntryKind.CLOSED:
+                return
+        time.sleep(FOLLOW_S)
+
+
+def study_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """One row per study; a journal that cannot be read says why in its row."""
+    rows: list[dict[str, Any]] = []
+    for folder in folders:
+        row: dict[str, Any] = {"study": folder.name, "folder": str(folder)}
+        try:
+            state = fold(_entries(folder))
+        except OptimizerError as error:
+            rows.append({**row, "ending": "unreadable", "why": error.message})
+            continue
+        if state.spec is None:
+            rows.append({**row, "ending": "never opened"})
+            continue
+        best = (state.closed or {}).get("best", {})
+        rows.append({
+            **row, "host": state.spec.host.name, "target": state.spec.target.text, "ending": state.closed["ending"] if state.closed else "open",
+            "launches": state.launches_after, "minutes": round(state.minutes, 1), "best": best.get("value"), "metric": best.get("metric"),
+        })  # fmt: skip
+    return rows
+
+
+def study_table(rows: Sequence[dict[str, Any]]) -> str:
+    if not rows:
+        return "No study yet. Start one: optimize run --host sim:h200-7b"
+    lines = [f"{'study':<12} {'ending':<30} {'target':<22} {'host':<26} {'launches':>8} {'minutes':>8} {'best':>10}"]
+    for row in rows:
+        best = f"{row['best']:.4g}" if isinstance(row.get("best"), int | float) else ""
+        lines.append(
+            f"{row['study']:<12} {row['ending']:<30} {row.get('target', ''):<22} {row.get('host', ''):<26} "
+            f"{row.get('launches', ''):>8} {row.get('minutes', ''):>8} {best:>10}"
+        )
+    return "\n".join(lines)
+
+
+def _entries(folder: Path) -> list[Entry]:
+    with Journal.open(folder / "journal.db", write=False) as journal:
+        return journal.read()
+
+
+def _routine(entry: Entry) -> bool:
+    if entry.kind == EntryKind.LEASE_TAKEN:
+        return True
+    if entry.kind == EntryKind.INTENT:
+        return entry.body["step"]["kind"] not in ("launch", "measure", "restore")
+    if entry.kind == EntryKind.OUTCOME:
+        return entry.body["step"] in ROUTINE_STEPS - {"observe"} and entry.body["outcome"]["status"] == "done" or entry.body["step"] == "launch" and entry.body["outcome"]["status"] == "done"
+    return entry.kind == EntryKind.NOTE and "dead_checked" in entry.body
+
+
+def _concerns(entry: Entry, hypothesis: str) -> bool:
+    return entry.body.get("hypothesis") == hypothesis or any(row.get("id") == hypothesis for row in entry.body.get("hypotheses", []))

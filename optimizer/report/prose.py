@@ -1,0 +1,231 @@
+"""One line of plain English per journal entry. Pure: an entry in, text out; the journal view, the live view and the report
+all use it, so that an engineer reads the same sentence everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from optimizer.model.entry import Entry
+from optimizer.model.target import unit_of
+
+
+def sentence(entry: Entry) -> str:
+    """What the entry says, in one line without a line break."""
+    writer = _WRITERS.get(str(entry.kind))
+    text = writer(entry.body) if writer else str(entry.kind)
+    return " ".join(text.split())
+
+
+def changes_text(changes: Mapping[str, Any]) -> str:
+    """Settings as people write them: ``cuda_graph_max_bs=256``, a removed one as ``-disable_cuda_graph``."""
+    if not changes:
+        return "the original command line"
+    return " ".join(f"-{name}" if value is None else f"{name}={_value(value)}" for name, value in sorted(changes.items()))
+
+
+def number(value: Any, digits: int = 4) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+
+
+def result_text(result: Mapping[str, Any]) -> str:
+    """A value with its unit, interval and the number of launches behind it."""
+    if result.get("value") is None:
+        return "not measured"
+    low, high = result["interval"]
+    launches = result["launches"]
+    fresh = ", a fresh confirmation" if result.get("fresh_confirmation") else ""
+    unit = result.get("unit") or unit_of(result["metric"])
+    return f"{number(result['value'])} {unit} [{number(low)}, {number(high)}] ({launches} launch{'es' if launches != 1 else ''}{fresh})"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else "true" if value is True else "false" if value is False else str(value)
+
+
+def _opened(body: Mapping[str, Any]) -> str:
+    spec = body["spec"]
+    return f"Study opened: target {spec['target']['text'] or 'none'} on {spec['host']['name']}, workload {spec['workload']['name']}."
+
+
+def _intent(body: Mapping[str, Any]) -> str:
+    step = body["step"]
+    match step["kind"]:
+        case "observe":
+            return "Reading the box: hardware, running server, flags, log, metrics."
+        case "secure":
+            if step["op"] == "arm":
+                return f"Locking the box and arming the guard ({step['minutes']:g} minutes)."
+            return "Ending the guard and removing what was written on the box."
+        case "calibrate":
+            return f"Calibrating the load generator: it must sustain three times {number(step['tokens_per_s'])} tok/s."
+        case "launch":
+            return f"Launching ({step['purpose']}): {changes_text(step['settings']['values'])}, port {step['port']}."
+        case "await_ready":
+            return f"Waiting until launch {step['launch']} is ready and proven to be ours."
+        case "measure":
+            levels = ", ".join(f"c={level['concurrency']} for {level['window_s']:g} s" for level in step["levels"])
+            return f"Measuring launch {step['launch']} ({step['purpose']}): {levels}."
+        case "stop":
+            return f"Stopping {'the original server' if step['launch'] == 'original' else 'launch ' + step['launch']}."
+        case "propose":
+            return f"Asking the sampler for a point of {step['space']} after {len(step['history'])} trials."
+        case "restore":
+            return "Bringing the original server back."
+    return str(step["kind"])
+
+
+def _outcome(body: Mapping[str, Any]) -> str:
+    outcome = body["outcome"]
+    took = f" ({outcome.get('duration_s', 0):.1f} s)"
+    if outcome["status"] == "failed":
+        return f"{body['step']} failed, {outcome['cause']}: {outcome['message']}{took}"
+    if outcome["status"] == "unknown":
+        return f"{body['step']} is unknown: {outcome['reason']}; it will be found out before anything else happens"
+    return _done(body["step"], outcome["body"]) + took
+
+
+def _done(step: str, body: Mapping[str, Any]) -> str:
+    match step:
+        case "observe":
+            evidence = body.get("evidence", {})
+            found = "a running server" if body.get("original") else "no running server"
+            return (
+                f"Found {body.get('engine', 'no engine')} {body.get('engine_version') or ''}, {found}: "
+                f"{len(evidence.get('facts', []))} facts read, {len(evidence.get('missing', []))} missing."
+            )
+        case "launch":
+            return f"Started as process {body.get('pid')}."
+        case "await_ready":
+            mismatches = body.get("mismatches") or []
+            said = "settings read back as asked" if not mismatches else f"{len(mismatches)} settings differ"
+            return f"Ready after {body.get('ready_s', 0):.0f} s; identity proven, {said}."
+        case "measure":
+            points = body["measurement"]["points"]
+            levels = "; ".join(_point(point) for point in points)
+            invalid = [f"{item['code']}: {item['detail']}" for item in points[0].get("invalid", [])] if points else []
+            return f"Measured {levels}." + (f" INVALID, not used: {'; '.join(invalid)}." if invalid else "")
+        case "propose":
+            return f"Proposed {changes_text(body['params'])}."
+        case "calibrate":
+            return f"The load generator sustains {number(body.get('tokens_per_s'))} tok/s here."
+        case "stop":
+            return "Stopped: no process of ours left, port free."
+        case "restore":
+            return "The original server runs again."
+        case "secure":
+            return "The box is locked and the guard watches." if body.get("armed") else "The box is as it should be; nothing of ours is left."
+    return f"{step} done."
+
+
+def _point(point: Mapping[str, Any]) -> str:
+    metrics = point["metrics"]
+    parts = [f"{number(metrics.get('output_tokens_per_s'))} tok/s at c={point['concurrency']}"]
+    parts += [f"{name} {number(metrics[key])} ms" for name, key in (("TTFT", "ttft_p50_ms"), ("TPOT", "tpot_p50_ms")) if key in metrics]
+    return ", ".join(parts)
+
+
+def _ceiling(body: Mapping[str, Any]) -> str:
+    if body.get("unknown"):
+        return f"No ceiling: {body['unknown']}"
+    lost = " · ".join(f"{part['bucket']} {100 * part['share']:.0f} %" for part in body.get("lost", []) if part["share"] >= 0.01)
+    return (
+        f"Ceiling {number(body.get('ceiling_tokens_per_s'))} tok/s at c={body.get('concurrency')}, measured "
+        f"{number(body.get('measured_tokens_per_s'))}; configuration could reach {number(body.get('reachable_tokens_per_s'))}. Lost: {lost or 'nothing'}."
+    )
+
+
+def _ranked(body: Mapping[str, Any]) -> str:
+    rows = [f"{row['id']} {row['score_db']:+.0f} db (P {row['probability']:.2f})" for row in body["hypotheses"][:4]]
+    reach = f" {body['out_of_reach']}" if body.get("out_of_reach") else ""
+    return f"Ranked: {' · '.join(rows) or 'no hypothesis'}.{reach}"
+
+
+def _chosen(body: Mapping[str, Any]) -> str:
+    what = changes_text(body["changes"]) if body.get("changes") is not None else f"a point of {body.get('space')}"
+    ratio = body.get("ratio")
+    predicted = f", predicted ×{ratio[0]:.2f} to ×{ratio[1]:.2f}" if ratio else ""
+    return f"Chosen: {body['hypothesis']} ({body.get('claim', '')}) Try {what}{predicted}."
+
+
+def _refused(body: Mapping[str, Any]) -> str:
+    if body.get("about") == "command_line":
+        return f"On the command line: {', '.join(body['params'])} does nothing here: {body['why']}"
+    if body.get("kind") == "hand_over":
+        return f"{body['hypothesis']}: no configuration action. {body['why']}"
+    return f"Not launched ({body['kind']}): {changes_text(body.get('params', {}))} for {body.get('hypothesis', '')}: {body['why']}"
+
+
+def _flipped(body: Mapping[str, Any]) -> str:
+    if not body["flips"]:
+        return "No start-up fact differs from the baseline's."
+    rows = [
+        f"{flip['fact']} {_short(flip['before'])} -> {_short(flip['after'])}{'' if flip.get('expected') else ' (not expected)'}"
+        for flip in body["flips"]
+    ]
+    return f"Start-up facts that changed with it: {' · '.join(rows)}."
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 48 else text[:45] + "..."
+
+
+def _judged(body: Mapping[str, Any]) -> str:
+    judgement = body["judgement"]
+    verdict = judgement["verdict"].upper().replace("_", " ") if judgement["final"] else "NOT YET DECIDED"
+    side = "; ".join(
+        f"at c={row['concurrency']} {number(row['before'])} -> {number(row['after'])} tok/s (×{row['ratio']:.2f})" for row in body.get("side", [])
+    )
+    return (
+        f"{body['hypothesis']}: {verdict}, ×{judgement['ratio']:.3f} [{judgement['low']:.3f}, {judgement['high']:.3f}] at "
+        f"{100 * judgement['confidence']:.4g} %, {judgement['n_candidate']} launch(es) against {judgement['n_baseline']}, noise "
+        f"{100 * judgement['sd']:.1f} %: {judgement['reason']}. {side}"
+    )
+
+
+def _settled(word: str) -> Any:
+    def write(body: Mapping[str, Any]) -> str:
+        return f"{word} {body['hypothesis']} ({changes_text(body.get('changes', {}))}): {body.get('why', '')}"
+
+    return write
+
+
+def _note(body: Mapping[str, Any]) -> str:
+    if body.get("closing"):
+        return f"Ending: {body['closing'].replace('_', ' ')}. {body.get('text', '')}"
+    return str(body.get("text", body))
+
+
+def _closed(body: Mapping[str, Any]) -> str:
+    return (
+        f"Closed: {body['ending'].replace('_', ' ')}. {body['reason']} Baseline {result_text(body['baseline'])}, best "
+        f"{result_text(body['best'])}, {body['launches']} launches after the baseline, {body['minutes']:.1f} minutes."
+    )
+
+
+_WRITERS: dict[str, Any] = {
+    "opened": _opened,
+    "intent": _intent,
+    "outcome": _outcome,
+    "ceiling": _ceiling,
+    "ranked": _ranked,
+    "chosen": _chosen,
+    "refused": _refused,
+    "flipped": _flipped,
+    "judged": _judged,
+    "pruned": _settled("Ruled out:"),
+    "deferred": _settled("Put aside:"),
+    "promoted": _settled("Kept:"),
+    "rolled_back": lambda body: f"Rolled back to {changes_text(body.get('settings', {}))}.",
+    "drifted": lambda body: f"The box drifted: {body.get('why', '')}",
+    "note": _note,
+    "guard_fired": lambda body: f"The guard on the box fired and restored it: {body.get('why', '')}",
+    "knowledge_changed": lambda body: "The knowledge files were changed by the operator; decisions from here on use the new ones.",
+    "lease_taken": lambda body: "Another coordinator process continues this study.",
+    "closed": _closed,
+}

@@ -1,0 +1,131 @@
+"""What a study leaves behind: ``report.md``, and ``launch.sh`` with ``env.sh`` that start the winner. Every number carries its
+unit, the launches behind it and its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, summary
+from optimizer.core.plan import Plan
+from optimizer.core.state import State
+from optimizer.engines.base import Command
+from optimizer.engines.script import render
+from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.settings import Settings
+from optimizer.model.step import Launch
+from optimizer.report.prose import changes_text, number, result_text, sentence
+
+
+class Commander(Protocol):
+    """What knows how a launch is spelled on this box."""
+
+    def command_of(self, step: Launch) -> Command: ...
+
+    @property
+    def session(self) -> Any: ...
+
+
+def launch_files(commander: Commander, state: State, plan: Plan) -> dict[str, str]:
+    """``launch.sh`` and ``env.sh`` of the best settings that were confirmed, else of the original command line."""
+    better = is_confirmed_better(state)
+    settings = state.baseline if better else Settings()
+    step = Launch(key="0", settings=settings, purpose="final", port=1, served_name=None)
+    command = commander.command_of(step)
+    context = commander.session.known
+    env: dict[str, str | None] = {**context.launch.env, **command.env}
+    result = summary(state, plan)["best" if better else "baseline"]
+    comments = [
+        f"Written by optimize, study {state.spec.study if state.spec else ''}.",
+        f"Measured: {result_text(result)}; {state.spec.workload.text if state.spec else ''}.",
+        "Changed against the original command line:" if settings.values else "Nothing was changed against the original command line.",
+    ]
+    return render(Command(argv=command.argv, env=env), settings.values, comments)
+
+
+def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
+    """The study as Markdown, the answer first."""
+    result = dict(state.closed) if state.closed is not None else {**summary(state, plan), "ending": "open", "reason": "The study is not closed."}
+    ending = PLAIN_ENDINGS.get(result["ending"], result["ending"])
+    lines = [
+        f"# Study {result['study']}: {ending}",
+        "",
+        result["reason"],
+        "",
+        "| | |",
+        "|---|---|",
+        f"| target | {result['target']} |",
+        f"| workload | {result['workload']} |",
+        f"| baseline | {result_text(result['baseline'])} |",
+        f"| best | {result_text(result['best'])} |",
+        f"| launches | {result['launches']} after the baseline, {result['launches_baseline']} for it |",
+        f"| time | {result['minutes']:.1f} minutes |",
+        f"| launch-to-launch noise | {100 * result['noise']['sd']:.1f} % ({result['noise']['degrees_of_freedom']:g} degrees of freedom) |",
+        "",
+    ]
+    lines += _levels(result)
+    lines += _changes(state)
+    lines += _waterfall(state)
+    lines += _hypotheses(result)
+    lines += _refusals(state)
+    lines += _flips(state)
+    lines += ["## The journal", ""]
+    lines += [f"{entry.seq}. {sentence(entry)}" for entry in entries if entry.kind not in (EntryKind.LEASE_TAKEN,)]
+    lines += ["", "## Reproduce", "", "`launch.sh` beside this file starts the measured settings; `optimize replay " + result["study"] + " --verify` "
+              "recomputes every decision from the journal.", ""]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _levels(result: Mapping[str, Any]) -> list[str]:
+    rows = []
+    before = {level["concurrency"]: level for level in result["baseline"].get("levels", [])}
+    for level in result["best"].get("levels", []):
+        was = before.get(level["concurrency"], {})
+        rows.append(
+            f"| {level['concurrency']} | {number(was.get('output_tokens_per_s'))} | {number(level['output_tokens_per_s'])} "
+            f"| {number(was.get('ttft_p50_ms'))} → {number(level['ttft_p50_ms'])} | {number(was.get('tpot_p50_ms'))} → {number(level['tpot_p50_ms'])} |"
+        )
+    if not rows:
+        return []
+    return ["## By concurrency (last launch of each, no interval)", "", "| concurrency | before, tok/s | after, tok/s | TTFT p50, ms | TPOT p50, ms |",
+            "|---|---|---|---|---|", *rows, ""]  # fmt: skip
+
+
+def _changes(state: State) -> list[str]:
+    if not state.promoted:
+        return []
+    return ["## What was changed, and why", "", *[f"- `{changes_text(changes)}` (entry {seq})" for changes, seq in zip(state.promoted, state.promotions, strict=True)], ""]
+
+
+def _waterfall(state: State) -> list[str]:
+    body = state.ceiling
+    if body is None:
+        return []
+    if body.get("unknown"):
+        return ["## Where the time goes", "", f"No ceiling: {body['unknown']}", ""]
+    rows = [f"| {part['bucket']} | {100 * part['share']:.1f} % | {part['basis']} | {part['why']} |" for part in body["lost"]]
+    return [
+        "## Where the time goes", "",
+        f"Roofline {number(body['ceiling_tokens_per_s'])} tok/s at concurrency {body['concurrency']}, measured {number(body['measured_tokens_per_s'])}, "
+        f"reachable by configuration {number(body['reachable_tokens_per_s'])}.", "",
+        "| bucket | share of the time | basis | why |", "|---|---|---|---|", *rows, "",
+        *[f"- {note}" for note in body.get("notes", [])], "",
+    ]  # fmt: skip
+
+
+def _hypotheses(result: Mapping[str, Any]) -> list[str]:
+    rows = [
+        f"| {row['id']} | {row['family']} | {row['probability']:.2f} | {row['detail']} | {row['reason']} |" for row in result["hypotheses"]
+    ]
+    return ["## Hypotheses", "", "| cause | family | probability | status | measured |", "|---|---|---|---|---|", *rows, ""] if rows else []
+
+
+def _refusals(state: State) -> list[str]:
+    rows = [f"- {changes_text(item.get('params', {})) if item.get('params') else item.get('hypothesis')}: {item['why']} ({item['kind']}, entry {item['entry']})"
+            for item in state.refusals]  # fmt: skip
+    return ["## Not launched, and why", "", *rows, ""] if rows else []
+
+
+def _flips(state: State) -> list[str]:
+    rows = [f"- {flip['fact']}: {flip['before']} → {flip['after']}{'' if flip.get('expected') else ' (not expected)'}" for flip in state.flips]
+    return ["## Start-up facts that changed", "", *rows, ""] if rows else []

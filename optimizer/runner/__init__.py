@@ -1,0 +1,1 @@
+"""The imperative shell: drives the pure core, executes its steps, journals what happened."""

@@ -1,0 +1,75 @@
+"""Gathers the files of one launch from the box under the names of an evidence bundle. Interprets nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from optimizer.box.box import Box
+from optimizer.box.results import ShimRefused
+from optimizer.endpoint.client import Endpoint
+from optimizer.engines.base import Engine
+
+LOG_BYTES = 24 << 20
+
+
+async def read_log_files(box: Box, paths: Iterable[str]) -> dict[str, bytes]:
+    """The log of a process, from the end if it is long; stdout and stderr in one file are read once."""
+    parts: list[bytes] = []
+    for path in dict.fromkeys(paths):
+        try:
+            parts.append((await box.read_file(path, offset=-LOG_BYTES, max_bytes=LOG_BYTES)).data)
+        except ShimRefused:
+            continue
+    return {"server.log": b"".join(parts)} if parts else {}
+
+
+async def launch_log(box: Box, study: str, key: str) -> bytes:
+    """The whole log of one of our launches, its head cut when it is longer than the cap."""
+    chunks: list[bytes] = []
+    offset = total = 0
+    while True:
+        data, offset = await box.read_log(study, key, offset)
+        if not data:
+            return b"".join(chunks)
+        chunks.append(data)
+        total += len(data)
+        while total > LOG_BYTES and len(chunks) > 1:
+            total -= len(chunks.pop(0))
+
+
+async def endpoint_files(box: Box, adapter: Engine, port: int) -> dict[str, bytes]:
+    """``server_info.json`` and ``metrics.txt`` as the server gives them; what it does not serve is absent."""
+    host, here = await box.forward(port)
+    files: dict[str, bytes] = {}
+    async with Endpoint(f"http://{host}:{here}") as endpoint:
+        for path in adapter.server_info_paths:
+            answer = await endpoint.get_text(path)
+            if answer.ok:
+                files["server_info.json"] = answer.text.encode()
+                break
+        answer = await endpoint.get_text(adapter.quirks.metrics_path)
+        if answer.ok:
+            files["metrics.txt"] = answer.text.encode()
+    return files
+
+
+def bench_rows(points: Iterable[Any]) -> list[Mapping[str, Any]]:
+    """Load points in the shape of a bundle's ``bench.json``."""
+    rows = []
+    for point in points:
+        metrics = point.metrics
+        requests = max(1, point.requests_ok)
+        rows.append({
+            "c": point.concurrency,
+            "requests": point.requests_ok + point.requests_failed,
+            "failed": point.requests_failed,
+            "prompt_tokens": round(point.prompt_tokens / requests),
+            "out_tokens": round(point.mean_output_tokens) if point.mean_output_tokens else round(point.output_tokens / requests),
+            "duration_s": point.window_s,
+            "output_tps": metrics.get("output_tokens_per_s"),
+            "ttft_p50_ms": metrics.get("ttft_p50_ms"),
+            "ttft_p99_ms": metrics.get("ttft_p99_ms", metrics.get("ttft_p95_ms")),
+            "tpot_p50_ms": metrics.get("tpot_p50_ms"),
+        })  # fmt: skip
+    return rows

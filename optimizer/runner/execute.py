@@ -1,0 +1,367 @@
+"""The live executor: turns each step into operations on the box, and whatever happens into an outcome. It decides nothing;
+it raises only for defects and for what a person must settle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from optimizer.bench.calibrate import calibrate
+from optimizer.box.box import Box
+from optimizer.box.results import GuardFired, PortTaken, ShimRefused
+from optimizer.endpoint.client import Endpoint
+from optimizer.engines.base import Command, Engine
+from optimizer.engines.registry import engine
+from optimizer.errors import BoxError, EngineError, LinkLost, OptimizerError
+from optimizer.evidence.exits import exit_class
+from optimizer.knowledge.library import Library
+from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.outcome import Cause, Done, Failed, Outcome, Unknown
+from optimizer.model.settings import Settings
+from optimizer.model.step import (
+    ORIGINAL,
+    STEP,
+    AwaitReady,
+    Calibrate,
+    Launch,
+    Measure,
+    Observe,
+    Propose,
+    Restore,
+    Secure,
+    Step,
+    Stop,
+)
+from optimizer.model.study import StudySpec
+from optimizer.runner.base import Effect
+from optimizer.runner.collecting import launch_log
+from optimizer.runner.context import Session
+from optimizer.runner.measure import measure
+from optimizer.runner.survey import survey
+from optimizer.search.propose import propose
+
+# A start whose log stands still for this long is a hang; weights of hundreds of GiB load in silence for minutes.
+SILENT_START_S = 900.0
+PROGRESS = Callable[[str], None]
+
+
+class LiveExecutor:
+    """Executes steps on one box. ``time_scale``: how much faster the (simulated) server's clock runs than ours."""
+
+    def __init__(self, box: Box, spec: StudySpec, library: Library, progress: PROGRESS | None = None) -> None:
+        self.box = box
+        self.spec = spec
+        self.library = library
+        self.session = Session()
+        self.progress = progress or (lambda text: None)
+        self.guard_lost: Callable[[str], None] = lambda why: None
+        self._heart: asyncio.Task[None] | None = None
+
+    # ---- a resumed process learns what its predecessor knew -------------------------------------------------------
+
+    def remember(self, entries: Sequence[Entry], blob: Callable[[str], bytes]) -> None:
+        """Rebuild the session from the journal."""
+        for entry in entries:
+            if entry.kind == EntryKind.INTENT:
+                step = STEP.validate_python(entry.body["step"])
+                if isinstance(step, Launch):
+                    self.session.launches[step.key] = step
+            elif entry.kind == EntryKind.OUTCOME and entry.body["outcome"]["status"] == "done":
+                body = entry.body["outcome"]["body"]
+                if entry.body["step"] == "observe":
+                    files = {name: blob(sha) for name, sha in entry.body.get("blobs", {}).items()}
+                    self.session.adopt(body, files)
+                elif entry.body["step"] == "await_ready":
+                    self.session.ready_s[str(body.get("launch"))] = float(body.get("ready_s", 0.0))
+
+    @property
+    def adapter(self) -> Engine:
+        return engine(self.session.known.engine)
+
+    # ---- executor protocol ------------------------------------------------------------------------------------------
+
+    async def execute(self, step: Step) -> Effect:
+        return await self._timed(step, self._execute)
+
+    async def reconcile(self, step: Step) -> Effect:
+        """How ``step`` ended whose outcome was never written. Every branch is idempotent under the step's key."""
+        return await self._timed(step, self._reconcile)
+
+    async def close(self) -> None:
+        if self._heart is not None:
+            self._heart.cancel()
+        await self.box.close()
+
+    async def _timed(self, step: Step, work: Callable[[Step], Any]) -> Effect:
+        began = time.monotonic()
+        try:
+            effect: Effect = await work(step)
+        except LinkLost as lost:
+            effect = Effect(Unknown(reason=lost.message))
+            await asyncio.sleep(1.0)
+        except GuardFired as fired:
+            self.guard_lost(fired.message)
+            effect = Effect(Failed(cause="guard_fired", message=fired.message))
+        except (BoxError, EngineError) as error:
+            effect = Effect(Failed(cause="refused_by_box", message=str(error), retryable=error.retryable))
+        scale = self.spec.time_scale
+        took = round((time.monotonic() - began) * scale, 3)
+        outcome: Outcome = effect.outcome.model_copy(update={"duration_s": took})
+        return Effect(outcome, effect.blobs)
+
+    async def _execute(self, step: Step) -> Effect:
+        match step:
+            case Observe():
+                return await self._observe()
+            case Secure():
+                return await self._secure(step)
+            case Calibrate():
+                return await self._calibrate(step)
+            case Launch():
+                return await self._launch(step)
+            case AwaitReady():
+                return await self._await_ready(step)
+            case Measure():
+                return await self._measure(step)
+            case Stop():
+                return await self._stop(step)
+            case Propose():
+                return await self._propose(step)
+            case Restore():
+                return await self._restore()
+
+    async def _reconcile(self, step: Step) -> Effect:
+        match step:
+            case Launch():
+                self.session.launches[step.key] = step
+                state = await self.box.state(self.spec.study, step.key)
+                if state.alive:
+                    self._heartbeat()
+                    return Effect(Done(body={"pid": state.pid, "adopted": True}))
+                if state.state == "dead":
+                    log = await launch_log(self.box, self.spec.study, step.key)
+                    failure = self._exit_of(log, state.exit_code, "died_at_launch")
+                    await self.box.sweep(f"{self.spec.study}:{step.key}")
+                    return Effect(failure.model_copy(update={"body": {"spawned": False}}), {"server.log": log})
+                self._heartbeat()
+                return await self._launch(step)
+            case Measure():
+                # A partial window is never joined to another one.
+                await self.box.sweep(f"{self.spec.study}:{step.key}-load")
+                self._heartbeat()
+                why = "The measurement was interrupted; its window is discarded."
+                return Effect(Failed(cause="interrupted", message=why, retryable=True))
+            case Secure(op="arm"):
+                status = await self.box.guard_status(self.spec.study)
+                if status.fired is not None:
+                    return Effect(Failed(cause="guard_fired", message="The guard has restored the box."))
+                return await self._secure(step)
+            case _:
+                return await self._execute(step)
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    async def _observe(self) -> Effect:
+        effect = await survey(self.box, self.spec)
+        if isinstance(effect.outcome, Done):
+            self.session.adopt(effect.outcome.body, effect.blobs)
+        return effect
+
+    async def _secure(self, step: Secure) -> Effect:
+        study = self.spec.study
+        if step.op == "disarm":
+            if self._heart is not None:
+                self._heart.cancel()
+                self._heart = None
+            await self.box.disarm(study)
+            await self.box.cleanup(study, leave_running=step.keep is not None)
+            await self.box.unlock(study)
+            return Effect(Done(body={"armed": False}))
+        await self.box.lock(study)
+        status = await self.box.guard_status(study)
+        epoch = (status.fenced_epoch or 0) + 1
+        guard = await self.box.secure(study, self.session.known.original, step.minutes, epoch=epoch)
+        self._heartbeat()
+        return Effect(Done(body={"armed": True, "guard_pid": guard.pid, "epoch": epoch, "minutes": guard.minutes}))
+
+    def _heartbeat(self) -> None:
+        """The guard hears from us beside whatever step is running; losing it is the guard's business, not the journal's."""
+        if self._heart is None or self._heart.done():
+            self._heart = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        beat = int(time.time())
+        while True:
+            try:
+                if not await self.box.heartbeat(self.spec.study, beat):
+                    self.guard_lost("The guard on the box has fired: it restored the original server.")
+                    return
+            except (LinkLost, BoxError):
+                pass  # the next beat tries again; if none arrives, the guard does what it is there for
+            beat += 1
+            await asyncio.sleep(min(30.0, self.spec.guard_minutes * 60 / 5))
+
+    async def _calibrate(self, step: Calibrate) -> Effect:
+        result = await calibrate(self.box, target_tokens_per_s=step.tokens_per_s, concurrency=step.concurrency,
+                                 launch_id=f"{self.spec.study}:{step.key}-null")  # fmt: skip
+        if not result.ok:
+            return Effect(Failed(cause="client_bound", message=result.message, body=result.plain()))
+        return Effect(Done(body=result.plain()))
+
+    def command_of(self, step: Launch) -> Command:
+        """The command line and environment changes of a launch. Pure."""
+        context = self.session.known
+        return self.adapter.command(
+            context.launch.argv,
+            context.launch.env,
+            Settings(),
+            step.settings,
+            port=None if step.served_name is None else step.port,
+            served_name=step.served_name,
+            flags=self.session.flags,
+        )
+
+    async def _launch(self, step: Launch) -> Effect:
+        self.session.launches[step.key] = step
+        context, study = self.session.known, self.spec.study
+        command = self.command_of(step)
+        env = {**context.launch.env, **command.env}
+        port = self._port(step)
+        try:
+            launched = await self.box.launch(study, step.key, command.argv, env, context.launch.cwd, port, base="guard",
+                                             keep_log=step.purpose == "final")  # fmt: skip
+        except PortTaken as taken:
+            return Effect(Failed(cause="port_busy", message=taken.message, retryable=True, body={"spawned": False}))
+        except ShimRefused as refused:
+            cause: Cause = "disk_full" if refused.kind == "disk_full" else "refused_by_box"
+            return Effect(Failed(cause=cause, message=str(refused), body={"spawned": False}))
+        body = {"pid": launched.pid, "start_time": launched.start_time, "log": launched.log, "port": port, "argv": list(command.argv),
+                "env": command.env}  # fmt: skip
+        return Effect(Done(body=body))
+
+    def _port(self, step: Launch) -> int:
+        return self.session.known.original_port if step.served_name is None else step.port
+
+    async def _await_ready(self, step: AwaitReady) -> Effect:
+        launch, study, scale = self.session.launches[step.launch], self.spec.study, self.spec.time_scale
+        port = self._port(launch)
+        began = last_growth = time.monotonic()
+        offset, pause_s = 0, 0.3 if scale > 1 else 1.0
+        host, here = await self.box.forward(port)
+        ready = self.adapter.ready(here, host)
+        async with Endpoint(ready.base_url) as endpoint:
+            while True:
+                state = await self.box.state(study, step.launch)
+                if not state.alive:
+                    log = await launch_log(self.box, study, step.launch)
+                    return Effect(self._exit_of(log, state.exit_code, "exited", signal=state.exit_signal), {"server.log": log})
+                data, offset = await self.box.read_log(study, step.launch, offset)
+                now = time.monotonic()
+                if data:
+                    last_growth = now
+                    self.progress(_last_line(data))
+                answer = await endpoint.get_text(ready.probe.path, timeout_s=ready.timeout_s)
+                if answer.status in ready.probe.ok:
+                    break
+                if (now - began) * scale > step.deadline_s or now - last_growth > SILENT_START_S:
+                    log = await launch_log(self.box, study, step.launch)
+                    cause: Cause = "hang_loading" if now - last_growth > SILENT_START_S else "not_ready_in_time"
+                    why = f"It was not ready after {(now - began) * scale:.0f} s."
+                    return Effect(Failed(cause=cause, message=why), {"server.log": log})
+                await asyncio.sleep(pause_s)
+            ready_s = round((time.monotonic() - began) * scale, 1)
+            return await self._prove(step, launch, endpoint, port, ready_s)
+
+    async def _prove(self, step: AwaitReady, launch: Launch, endpoint: Endpoint, port: int, ready_s: float) -> Effect:
+        """Identity: one listener and it is ours, the served name, the settings read back."""
+        listeners = await self.box.listeners(port, f"{self.spec.study}:{step.launch}")
+        if not listeners.only_ours:
+            who = ", ".join(f"{one.address} (processes {list(one.pids)})" for one in listeners.listeners) or "nobody"
+            return Effect(Failed(cause="wrong_server", message=f"Port {port} is not held by our launch alone: {who}.", retryable=True))
+        name = launch.served_name or self.session.known.served_model
+        names = list(await endpoint.served_models() or ())
+        if name not in names:
+            return Effect(Failed(cause="wrong_server", message=f"The server on port {port} serves {names}, not {name!r}.", retryable=True))
+        log = await launch_log(self.box, self.spec.study, step.launch)
+        effective = await self._effective(endpoint, log)
+        mismatches = self.adapter.check_readback(launch.settings.values, effective)
+        body: dict[str, Any] = {"launch": step.launch, "ready_s": ready_s, "names": names,
+                                "mismatches": [item.plain() for item in mismatches]}  # fmt: skip
+        self.session.ready_s[step.launch] = ready_s
+        if mismatches:
+            said = "; ".join(f"{item.param} was asked to be {item.wanted!r}, the server uses {item.effective!r} ({item.where})" for item in mismatches)
+            return Effect(Failed(cause="setting_not_effective", message=said, body=body), {"server.log": log})
+        return Effect(Done(body=body))
+
+    async def _effective(self, endpoint: Endpoint, log: bytes) -> Mapping[str, Any]:
+        info: Any = None
+        for path in self.adapter.server_info_paths:
+            answer = await endpoint.get_json(path)
+            if answer.ok:
+                info = answer.value
+                break
+        return self.adapter.readback(info if isinstance(info, dict) else None, None, log.decode("utf-8", "replace"))
+
+    async def _measure(self, step: Measure) -> Effect:
+        context = self.session.known
+        if step.launch == ORIGINAL:
+            port, name = context.original_port, context.served_model
+        else:
+            launch = self.session.launches[step.launch]
+            port, name = self._port(launch), launch.served_name or context.served_model
+        argv: Sequence[str] = context.launch.argv
+        env: Mapping[str, str | None] = context.launch.env
+        if step.launch != ORIGINAL:
+            command = self.command_of(self.session.launches[step.launch])
+            argv, env = command.argv, {**context.launch.env, **command.env}
+        return await measure(self.box, self.spec, self.session, self.adapter, step, port=port, model=name or "", argv=argv, env=env,
+                             progress=self.progress, classify=self._exit_of)  # fmt: skip
+
+    async def _stop(self, step: Stop) -> Effect:
+        context = self.session.known
+        if step.launch == ORIGINAL:
+            if not self.spec.consent:
+                return Effect(Failed(cause="refused_by_box", message="The running server is not stopped without consent (--yes)."))
+            if context.original is not None:
+                stopped = await self.box.stop_original(self.spec.study, context.original)
+                if stopped.remaining:
+                    return Effect(Failed(cause="gpu_memory_stuck", message=f"Processes {list(stopped.remaining)} do not end.", retryable=True))
+            return Effect(Done(body={"original": True}))
+        swept = await self.box.sweep(f"{self.spec.study}:{step.launch}")
+        if not swept.clean:
+            left = f"processes {list(swept.remaining)}" if swept.remaining else "GPU memory"
+            return Effect(Failed(cause="gpu_memory_stuck", message=f"After the stop {left} of launch {step.launch} remain.", retryable=True))
+        return Effect(Done(body={"swept": len(swept.swept)}))
+
+    async def _propose(self, step: Propose) -> Effect:
+        space = self.library.space_by_id[step.space]
+        params = tuple(param for param in space.params if param.name in step.params)
+        try:
+            values = await asyncio.to_thread(propose, space, params, step.history, step.seed)
+        except OptimizerError as error:
+            return Effect(Failed(cause="proposal_failed", message=str(error)))
+        return Effect(Done(body={"params": dict(values)}))
+
+    async def _restore(self) -> Effect:
+        restored = await self.box.restore_original(self.spec.study)
+        return Effect(Done(body={"pid": restored.pid, "log": restored.log, "by_guard": restored.by_guard}))
+
+    def _exit_of(self, log: bytes, code: int | None, fallback: Cause, *, signal: int | None = None) -> Failed:
+        """Why a launch ended, from its last lines."""
+        cause, message, line = exit_class(log[-(1 << 20) :], code if code is not None else (-signal if signal else None))
+        where = f" (log line {line} from the end part)" if line else ""
+        infrastructure = cause in ("port_busy", "disk_full")
+        return Failed(cause=cause or fallback, message=(message or f"The server ended with code {code}.") + where, retryable=infrastructure)
+
+
+def _last_line(data: bytes) -> str:
+    lines = [line for line in data.replace(b"\r", b"\n").split(b"\n") if line.strip()]
+    return lines[-1].decode("utf-8", "replace")[-200:] if lines else ""
+
+
+def knowledge_blob(library: Library) -> bytes:
+    """The pinned texts of every knowledge file, as one attachment."""
+    return json.dumps(dict(library.files), sort_keys=True, ensure_ascii=False).encode()

@@ -1,0 +1,120 @@
+"""Who ``--host`` and ``--launch`` mean: an SSH alias, localhost or a simulated box, and the command line that starts the
+server there. Reads host descriptions; connects to nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from optimizer.errors import UsageError
+from optimizer.model.base import Frozen
+from optimizer.model.study import HostSpec, LaunchSpec
+from optimizer.model.workload import Workload
+
+EXAMPLE = (
+    "Start your server first, or describe it, for example:\n"
+    "  optimize run --host {host} --target 1000tps@16 --launch 'python3 -m sglang.launch_server --model-path /models/m --port 30000'\n"
+    "or write hosts/{host}.toml:\n"
+    '  launch = "python3 -m sglang.launch_server --model-path /models/m --port 30000"\n'
+    '  env = {{ HF_HUB_OFFLINE = "1" }}'
+)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+
+
+class HostDescription(Frozen):
+    """``hosts/NAME.toml``. Every field is optional; ``ssh`` is the alias or address if it differs from the name."""
+
+    ssh: str | None = None
+    launch: str | list[str] | None = None
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    log: str | None = None
+    engine: str | None = None
+    port: int | None = None
+    prefix: list[str] = []
+
+
+def parse_host(text: str) -> HostSpec:
+    """``--host``. Raises UsageError for names that could be read as an option, a path or a command."""
+    name = text.strip()
+    if name.startswith("sim:"):
+        if not _NAME.fullmatch(name[4:]):
+            raise UsageError(f"{text!r} names no simulated box.", hint="Example: --host sim:h200-7b")
+        return HostSpec(name=name, kind="sim")
+    if name == "localhost":
+        return HostSpec(name=name, kind="local")
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"The host name {text!r} has characters that no SSH alias has.",
+            hint="Use an alias from ~/.ssh/config (user, port and jump host belong there), `localhost`, or `sim:NAME`.",
+        )
+    return HostSpec(name=name, kind="ssh")
+
+
+def describe(host: HostSpec, folders: tuple[Path, ...]) -> HostDescription:
+    """The first ``NAME.toml`` in ``folders``; an empty description when there is none. Raises UsageError for a bad file."""
+    for folder in folders:
+        path = folder / f"{host.name}.toml"
+        if host.kind != "sim" and path.is_file():
+            try:
+                return HostDescription.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
+                raise UsageError(f"The host file {path} cannot be used: {error}", hint=EXAMPLE.format(host=host.name)) from error
+    return HostDescription()
+
+
+def parse_launch(text: str) -> LaunchSpec:
+    """``--launch``: a command (leading NAME=VALUE words are environment), or a JSON file with argv, env and cwd."""
+    path = Path(text)
+    if text.endswith(".json") or (len(text) < 4096 and "\n" not in text and path.is_file()):
+        return _launch_file(path)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"The launch command cannot be split into words: {error}.", hint="Quote it for a shell.") from error
+    env: dict[str, str] = {}
+    while words and (match := _VARIABLE.fullmatch(words[0])):
+        env[match[1]] = match[2]
+        words.pop(0)
+    if not words:
+        raise UsageError("The launch command is empty.", hint="Example: --launch 'python3 -m sglang.launch_server --model-path /models/m'")
+    return LaunchSpec(argv=tuple(words), env=env)
+
+
+def _launch_file(path: Path) -> LaunchSpec:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        allowed = {key: data[key] for key in ("argv", "env", "cwd", "log") if data.get(key) is not None}
+        return LaunchSpec.model_validate(allowed)
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"The launch file {path} cannot be used: {error}", hint='It must hold {"argv": [...], "env": {...}}.') from error
+
+
+def launch_of(description: HostDescription) -> LaunchSpec | None:
+    """The launch in a host description."""
+    if description.launch is None:
+        return None
+    base = (
+        parse_launch(description.launch)
+        if isinstance(description.launch, str)
+        else LaunchSpec(argv=tuple(description.launch))
+    )
+    return LaunchSpec(argv=base.argv, env={**base.env, **description.env}, cwd=description.cwd, log=description.log)
+
+
+def read_workload(path: Path, base: Workload) -> Workload:
+    """``--workload FILE`` (TOML or JSON): the fields of Workload; what it leaves out keeps its default."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        return Workload.model_validate({**base.model_dump(), "name": path.stem, **data})
+    except (OSError, ValueError, ValidationError) as error:
+        fields = ", ".join(Workload.model_fields)
+        raise UsageError(f"The workload file {path} cannot be used: {error}", hint=f"Fields: {fields}.") from error

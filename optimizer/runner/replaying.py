@@ -1,0 +1,73 @@
+"""``optimize replay``: a recorded study driven again without its box, or every decision of it recomputed and compared."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimizer.core.state import fold
+from optimizer.journal import Journal
+from optimizer.model.entry import Entry, EntryKind
+from optimizer.runner.loop import drive
+from optimizer.runner.recorded import MemoryLog, NotRecorded, RecordedExecutor
+from optimizer.runner.recorded import verify as verify_entries
+
+if TYPE_CHECKING:
+    from optimizer.wiring import Roots
+
+
+def replay_study(name: str, roots: Roots, *, verify: bool, until: int | None) -> dict[str, Any]:
+    """``identical`` tells whether today's code decides as recorded; ``text`` says it for people."""
+    folder = Path(name) if (Path(name) / "journal.db").is_file() else roots.study(name)
+    return _verified(folder, until) if verify else _driven(folder, until)
+
+
+def _verified(folder: Path, until: int | None) -> dict[str, Any]:
+    from optimizer.wiring import plans_by_entry
+
+    with Journal.open(folder / "journal.db", write=False) as journal:
+        journal.verify()
+        entries = journal.read()
+        plan_at = plans_by_entry(journal, entries)
+    entries = entries[:until] if until else entries
+    found = verify_entries(entries, plan_at)
+    wrong = [{"seq": item.seq, "kind": item.kind, "recorded": item.recorded, "recomputed": item.recomputed} for item in found.mismatches]
+    text = f"{folder.name}: {found.decisions} decisions in {found.entries} entries recomputed, {len(wrong)} differ."
+    for item in wrong[:3]:
+        text += f"\n  entry {item['seq']} ({item['kind']})\n    recorded   {str(item['recorded'])[:600]}\n    recomputed {str(item['recomputed'])[:600]}"
+    return {"study": folder.name, "entries": found.entries, "decisions": found.decisions, "mismatches": wrong, "identical": not wrong, "text": text}
+
+
+def _driven(folder: Path, until: int | None) -> dict[str, Any]:
+    """Let today's policy ask, and the journal answer. Where it asks for something that was never measured, replay stops."""
+    from optimizer.wiring import plans_by_entry
+
+    with Journal.open(folder / "journal.db", write=False) as journal:
+        entries = journal.read()
+        plan = plans_by_entry(journal, entries)(entries[-1].seq)
+    entries = entries[:until] if until else entries
+    log = MemoryLog()
+    first = entries[0]
+    log.append("opened", first.body, expect=0)
+    executor = RecordedExecutor(entries)
+    stopped = ""
+    try:
+        asyncio.run(drive(log, executor, plan))
+    except NotRecorded as error:
+        stopped = error.message
+    state, was = fold(log.read()), fold(entries)
+    ending, recorded = _ending(log.read()), _ending(entries)
+    text = f"{folder.name}: recorded ending {recorded} after {was.launches_after} launches; replayed {ending or 'unfinished'} after {state.launches_after}."
+    if stopped:
+        text += f"\n  {stopped}"
+    return {
+        "study": folder.name, "ending": ending, "recorded_ending": recorded, "launches": state.launches_after, "not_recorded": executor.not_recorded,
+        "promoted": [dict(changes) for changes in state.promoted], "identical": not stopped and ending == recorded and state.promoted == was.promoted,
+        "text": text,
+    }  # fmt: skip
+
+
+def _ending(entries: Any) -> str | None:
+    closed: list[Entry] = [entry for entry in entries if entry.kind == EntryKind.CLOSED]
+    return str(closed[-1].body["ending"]) if closed else None

@@ -1,0 +1,221 @@
+"""The survey: reads the box, the server that runs on it or is described, its flags, files and endpoints. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from optimizer.box.box import Box
+from optimizer.box.results import Hello, ServerProcess
+from optimizer.engines.base import Engine
+from optimizer.engines.registry import engine, engine_of, engines
+from optimizer.errors import BoxError, EngineError
+from optimizer.evidence.bundle import bundle_from_files
+from optimizer.model.flags import FlagTable
+from optimizer.model.outcome import Done, Failed
+from optimizer.model.study import LaunchSpec, StudySpec
+from optimizer.runner.base import Effect
+from optimizer.runner.collecting import endpoint_files, read_log_files
+from optimizer.runner.context import BoxContext
+from optimizer.runner.hosts import EXAMPLE
+
+MIN_DISK_BYTES = 200 << 20
+GPU_QUERY = "name,memory.total,driver_version"
+
+
+class Unfit(BoxError):
+    """The survey cannot go on; the message is for the user."""
+
+
+async def survey(box: Box, spec: StudySpec) -> Effect:
+    """Everything a decision may rest on before the first launch."""
+    try:
+        return await _survey(box, spec)
+    except (Unfit, EngineError) as error:
+        return Effect(Failed(cause="refused_by_box", message=str(error)))
+
+
+async def _survey(box: Box, spec: StudySpec) -> Effect:
+    hello = await box.hello()
+    _check(box, hello)
+    adapter, launch, original = await find_target(box, spec)
+    flags, help_text = await _flags(box, adapter, launch)
+    identity = adapter.identity(launch.argv, flags)
+    files: dict[str, bytes] = {"help.txt": help_text} if help_text else {}
+    files |= await _hardware(box, hello)
+    gpu_names = [row.split(",")[0].strip() for row in files.get("gpus.txt", b"").decode("utf-8", "replace").splitlines() if row.strip()]
+    files.pop("gpus.txt", None)
+    files |= await _model_config(box, identity.model, launch)
+    version = await _version(box, adapter, launch)
+    if original is not None:
+        files |= await read_log_files(box, original.logs)
+        files |= await endpoint_files(box, adapter, identity.port)
+    context = BoxContext(
+        engine=adapter.name,
+        engine_version=version,
+        launch=launch,
+        original=original,
+        model_path=identity.model,
+        served_model=identity.served_name or identity.model,
+        original_port=identity.port,
+        boot_id=hello.boot_id,
+        hostname=hello.hostname,
+        gpu=gpu_names[0] if gpu_names else None,
+        gpu_count=len(gpu_names),
+        interconnect=_interconnect(files.get("topo.txt", b"")),
+        python=".".join(map(str, hello.python)),
+        cpus=hello.cpus,
+        has_nvidia_smi=hello.nvidia_smi is not None,
+        model_config_json=_json_object(files.get("config.json")),
+        facts={"cpus": hello.cpus, "memory_mib": hello.memory_bytes >> 20, "gpu.count": len(gpu_names)},
+    )
+    files["launch.json"] = launch_json(context, "as-found", launch.argv, launch.env, ready=original is not None, start_s=None)
+    bundle = bundle_from_files(files)
+    body: dict[str, Any] = {
+        "engine": adapter.name,
+        "engine_version": version,
+        "box": context.plain(),
+        "evidence": bundle.evidence.plain(),
+        "flags": flags.plain(),
+        "given": adapter.parse_launch(launch.argv, launch.env, flags).values,
+        "original": original is not None,
+        "unknown_flags": list(adapter.unknown_flags(launch.argv, flags)) if flags.known else [],
+    }
+    return Effect(Done(body=body), files)
+
+
+def launch_json(context: BoxContext, name: str, argv: Any, env: Mapping[str, Any], *, ready: bool, start_s: float | None) -> bytes:
+    """The ``launch.json`` of an evidence bundle."""
+    document = {
+        "name": name, "engine": context.engine, "engine_version": context.engine_version, "gpu": context.gpu,
+        "gpu_count": context.gpu_count, "interconnect": context.interconnect, "model": context.model_path, "argv": list(argv),
+        "env": {key: value for key, value in env.items() if value is not None}, "ready": ready, "start_s": start_s,
+    }  # fmt: skip
+    return json.dumps(document, indent=1).encode()
+
+
+def _check(box: Box, hello: Hello) -> None:
+    if not hello.home_writable:
+        raise Unfit(f"The home directory {hello.home} on {box.name} is not writable.", hint="The tool keeps its claims under ~/.optimizer; give the user a writable home.")
+    if hello.disk_free_bytes is not None and hello.disk_free_bytes < MIN_DISK_BYTES:
+        raise Unfit(f"{box.name} has {hello.disk_free_bytes >> 20} MiB of disk left.", hint="Free at least 200 MiB for the server's log.")
+
+
+async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, ServerProcess | None]:
+    """Which server this study is about: the described launch if there is one, else the one that runs."""
+    found = await box.find_servers(spec.port, same_home=spec.host.kind == "sim")
+    running = [server for server in found.servers if server.launch_id is None and _adapter_of(server, spec) is not None]
+    if spec.port is not None:
+        running = [server for server in running if spec.port in server.ports]
+    if spec.launch is not None:
+        adapter = engine(spec.engine) if spec.engine else engine_of(spec.launch.argv, spec.launch.env)
+        if adapter is None:
+            raise Unfit(
+                f"No engine adapter knows this command: {' '.join(spec.launch.argv)[:300]}",
+                hint=f"Engines: {', '.join(engines())}. Name one with --engine if it starts through a wrapper.",
+            )
+        same = [server for server in running if _port_of(adapter, spec.launch) in server.ports]
+        return adapter, spec.launch, same[0] if same and _same_command(same[0], spec.launch) else None
+    if not running:
+        hidden = " Somebody listens on that port, but this user may not see who." if found.port_owner_hidden else ""
+        raise Unfit(f"No inference server runs on {box.name} and none is described.{hidden}", hint=EXAMPLE.format(host=box.name))
+    if len(running) > 1:
+        listed = "\n".join(f"  port {', '.join(map(str, server.ports))}: {' '.join(server.argv)[:160]}" for server in running)
+        raise Unfit(f"Several servers run on {box.name}:\n{listed}", hint="Say which one with --port.")
+    server = running[0]
+    if not server.env_readable:
+        raise Unfit(f"The server on {box.name} (process {server.pid}) belongs to another user, so it cannot be relaunched as it was.",
+                    hint="Run the tool as the user that runs the server, or describe the launch with --launch.")  # fmt: skip
+    adapter = _adapter_of(server, spec)
+    assert adapter is not None
+    env = adapter.environment_of_interest(server.env)
+    return adapter, LaunchSpec(argv=server.argv, env=env, cwd=server.cwd), server
+
+
+def _adapter_of(server: ServerProcess, spec: StudySpec) -> Engine | None:
+    adapter = engine_of(server.argv, server.env)
+    return None if adapter is None or (spec.engine and adapter.name != spec.engine) else adapter
+
+
+def _port_of(adapter: Engine, launch: LaunchSpec) -> int:
+    return adapter.identity(launch.argv, FlagTable(known=False)).port
+
+
+def _same_command(server: ServerProcess, launch: LaunchSpec) -> bool:
+    return server.argv[1:] == launch.argv[1:]
+
+
+async def _flags(box: Box, adapter: Engine, launch: LaunchSpec) -> tuple[FlagTable, bytes]:
+    """The build's own --help. A build whose help cannot be read is not filtered, and that is said."""
+    done = await box.command(adapter.help_argv(launch.argv), env=dict(launch.env), timeout_s=180, cwd=launch.cwd)
+    text = done.stdout.decode("utf-8", "replace")
+    if done.exit == 0 and "--" in text:
+        return adapter.flags(text), done.stdout
+    if done.not_started:
+        raise Unfit(f"The server's program does not start on {box.name}: {done.not_started}", hint="Check the path in the launch command.")
+    return FlagTable(known=False), b""
+
+
+async def _version(box: Box, adapter: Engine, launch: LaunchSpec) -> str | None:
+    done = await box.command(adapter.version_argv(launch.argv), env=dict(launch.env), timeout_s=60, cwd=launch.cwd)
+    words = done.stdout.decode("utf-8", "replace").split()
+    return words[-1] if done.exit == 0 and words else None
+
+
+async def _hardware(box: Box, hello: Hello) -> dict[str, bytes]:
+    """nvidia-smi's answers; nothing where there is none."""
+    if hello.nvidia_smi is None:
+        return {}
+    files: dict[str, bytes] = {}
+    commands = {
+        "gpus.txt": ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"],
+        "nvidia-smi-q.txt": ["nvidia-smi", "-q"],
+        "topo.txt": ["nvidia-smi", "topo", "-m"],
+    }
+    for name, argv in commands.items():
+        done = await box.command(argv, timeout_s=30)
+        if done.exit == 0:
+            files[name] = done.stdout
+    return files
+
+
+async def _model_config(box: Box, model: str | None, launch: LaunchSpec) -> dict[str, bytes]:
+    """``config.json`` of a model folder, or of the newest snapshot of a hub name in the cache."""
+    if model is None:
+        return {}
+    if not model.startswith("/"):
+        base = launch.cwd or ""
+        paths = [f"{base}/{model}/config.json"] if base else []
+        code = (
+            "import os,glob,sys;h=os.environ.get('HF_HOME') or os.path.expanduser('~/.cache/huggingface');"
+            "f=sorted(glob.glob(os.path.join(h,'hub','models--'+sys.argv[1].replace('/','--'),'snapshots','*','config.json')),key=os.path.getmtime);"
+            "print(f[-1] if f else '')"
+        )
+        done = await box.command(["python3", "-I", "-c", code, model], env=dict(launch.env), timeout_s=20)
+        found = done.stdout.decode("utf-8", "replace").strip()
+        paths += [found] if found else []
+    else:
+        paths = [f"{model.rstrip('/')}/config.json"]
+    for path in paths:
+        try:
+            part = await box.read_file(path, max_bytes=1 << 20)
+        except BoxError:
+            continue
+        return {"config.json": part.data}
+    return {}
+
+
+def _json_object(data: bytes | None) -> dict[str, Any] | None:
+    try:
+        value = json.loads(data) if data else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _interconnect(topo: bytes) -> str | None:
+    if not topo:
+        return None
+    words = topo.decode("utf-8", "replace").split()
+    return "nvlink" if any(word.startswith("NV") and word[2:].isdigit() for word in words) else "pcie"

@@ -1,0 +1,438 @@
+"""The composition root: builds knowledge, journal, box and executor for a command, runs it, and writes what is kept. The only
+place where everything meets; it decides nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from optimizer import __version__
+from optimizer.box.box import Box
+from optimizer.core.closing import summary
+from optimizer.core.plan import Plan
+from optimizer.core.state import State, fold
+from optimizer.errors import JournalError, KnowledgeChanged, UsageError
+from optimizer.journal import Journal
+from optimizer.knowledge.library import Library, library_from_files, load_library
+from optimizer.knowledge.load import find_knowledge
+from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.study import Budget, Finish, HostSpec, LaunchSpec, StudySpec
+from optimizer.model.target import Target, parse_target
+from optimizer.model.workload import Workload
+from optimizer.runner import hosts
+from optimizer.runner.execute import LiveExecutor, knowledge_blob
+from optimizer.runner.loop import StopRequest, Watch, drive
+from optimizer.runner.signals import interruptible
+from optimizer.runner.survey import find_target
+from optimizer.transport.base import Transport
+from optimizer.transport.local import LocalTransport
+
+PINNED_PACKAGES = ("optuna", "pydantic", "asyncssh", "httpx", "sqlite-utils")
+EXIT_OF_ENDING = {
+    "met": 0, "not_met": 3, "unreachable_by_configuration": 3, "nothing_to_tune": 3, "unfit": 4, "needs_operator": 5,
+    "guard_fired": 5, "interrupted": 130,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``run`` and ``plan`` were asked on the command line, parsed but not resolved."""
+
+    host: str
+    target: tuple[str, ...] = ()
+    engine: str | None = None
+    launch: str | None = None
+    workload: Path | None = None
+    port: int | None = None
+    minutes: float = 120.0
+    launches: int = 20
+    thorough: bool = False
+    yes: bool = False
+    finish: Finish | None = None
+    allow_lossy: bool = False
+    best_effort: bool = False
+    guard_minutes: float = 15.0
+    time_scale: float | None = None
+    confirm_window_s: float | None = None
+    study: str | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where studies are kept and knowledge is read."""
+
+    runs: Path
+    knowledge: Path | None = None
+
+    def study(self, name: str) -> Path:
+        """The folder of a study, also of a recorded one. Raises UsageError with the known names."""
+        if not name or "/" in name or name.startswith("."):
+            raise UsageError(f"{name!r} is no study name.", hint=self._known())
+        for folder in (self.runs / name, self.runs / "recorded" / name):
+            if (folder / "journal.db").is_file():
+                return folder
+        raise UsageError(f"There is no study {name!r} under {self.runs}.", hint=self._known())
+
+    def names(self) -> list[Path]:
+        """Folders of all studies, newest first."""
+        found = [path.parent for pattern in ("*/journal.db", "recorded/*/journal.db") for path in self.runs.glob(pattern)]
+        return sorted(found, key=lambda path: (-(path / "journal.db").stat().st_mtime, path.name))
+
+    def _known(self) -> str:
+        names = [path.name for path in self.names()][:10]
+        return f"Studies: {', '.join(names)}" if names else "No study has been run here yet: optimize run --host … --target …"
+
+
+def library(roots: Roots) -> Library:
+    return load_library(find_knowledge(roots.knowledge))
+
+
+def plan_of(known: Library) -> Plan:
+    """The part of a library that decisions use."""
+    return Plan(
+        playbooks=known.playbooks,
+        spaces=known.spaces,
+        dead=known.dead,
+        constraints=known.constraints,
+        hardware=known.hardware,
+        digest=known.digest,
+    )
+
+
+# ---- what the user asked for ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepared:
+    spec: StudySpec
+    folder: Path
+
+
+def prepare(options: Options, roots: Roots, *, need_target: bool = True) -> Prepared:
+    """Resolve the options into the pinned spec. Raises UsageError before anything is touched."""
+    host = hosts.parse_host(options.host)
+    study = options.study or secrets.token_hex(3)
+    folder = roots.runs / study
+    if options.study and (folder / "journal.db").exists():
+        raise UsageError(f"There is a study {study!r} already.", hint=f"optimize resume {study}, or choose another name.")
+    description = hosts.describe(host, (Path("hosts"), _config_folder() / "hosts"))
+    launch = hosts.parse_launch(options.launch) if options.launch else hosts.launch_of(description)
+    base, target_text, scale = Workload(), list(options.target), 1.0
+    if host.kind == "sim":
+        from optimizer.engines import simulator
+
+        box = simulator.prepare_box(host.name[4:], folder / "box", options.time_scale)
+        base, scale = box.workload, box.time_scale
+        launch = launch or LaunchSpec(argv=tuple(box.argv), env=dict(box.launch_env), cwd=str(box.cwd) if box.cwd else None)
+        target_text = target_text or ([box.target] if box.target else [])
+    elif options.time_scale not in (None, 1.0):
+        raise UsageError("--time-scale is for simulated boxes only: a real server's clock cannot be hurried.")
+    if need_target and not target_text:
+        raise UsageError("No target was given.", hint="Example: --target 1000tps@16 (output tokens/s at concurrency 16)")
+    target = parse_target(target_text) if target_text else Target()
+    workload = hosts.read_workload(options.workload, base) if options.workload else base
+    if target.concurrency is not None and target.concurrency != workload.concurrency:
+        sides = tuple(dict.fromkeys((*(level for level in workload.side_levels if level != target.concurrency),)))
+        workload = workload.model_copy(update={"concurrency": target.concurrency, "side_levels": sides})
+    if options.confirm_window_s is not None:
+        workload = workload.model_copy(update={"confirm_window_s": options.confirm_window_s})
+    if options.launches < 2:
+        raise UsageError(f"A budget of {options.launches} launches cannot test anything.", hint="Give at least --launches 2.")
+    if not options.minutes > 0:
+        raise UsageError("The budget must be longer than 0 minutes.", hint="Example: --budget 2h")
+    spec = StudySpec(
+        study=study,
+        host=_resolved_host(host, description),
+        target=target,
+        workload=workload,
+        engine=options.engine or description.engine,
+        launch=launch,
+        port=options.port or description.port,
+        budget=Budget(minutes=options.minutes, launches=options.launches),
+        finish=options.finish,
+        allow_lossy=options.allow_lossy,
+        thorough=options.thorough,
+        best_effort=options.best_effort,
+        consent=options.yes or host.kind == "sim",
+        guard_minutes=options.guard_minutes,
+        time_scale=scale,
+        seed=options.seed if options.seed is not None else int(study, 16) % 100_000 if _is_hex(study) else 0,
+    )
+    return Prepared(spec=spec, folder=folder)
+
+
+def _resolved_host(host: HostSpec, description: hosts.HostDescription) -> HostSpec:
+    return HostSpec(name=description.ssh or host.name, kind=host.kind, prefix=tuple(description.prefix))
+
+
+def _is_hex(text: str) -> bool:
+    return all(letter in "0123456789abcdef" for letter in text)
+
+
+def _config_folder() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "optimize"
+
+
+# ---- the box --------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def opened_box(spec: StudySpec, folder: Path) -> AsyncIterator[Box]:
+    """The box of a study, connected; closed again at the end."""
+    box = Box(await _transport(spec, folder))
+    try:
+        yield box
+    finally:
+        await box.close()
+
+
+async def _transport(spec: StudySpec, folder: Path) -> Transport:
+    if spec.host.kind == "sim":
+        from optimizer.engines import simulator
+
+        sim = simulator.prepare_box(spec.host.name[4:], folder / "box", spec.time_scale)
+        return LocalTransport(env=sim.env, home=sim.home, name=spec.host.name)
+    if spec.host.kind == "local":
+        return LocalTransport()
+    from optimizer.transport.ssh import connect
+
+    return await connect(spec.host.name)
+
+
+# ---- running --------------------------------------------------------------------------------------------------------
+
+
+async def run_study(
+    options: Options, roots: Roots, *, watch: Watch | None = None, progress: Callable[[str], None] | None = None,
+    ask: Callable[[str], bool] | None = None, announce: Callable[[StudySpec, Path], None] | None = None,
+) -> tuple[State, Plan, Path]:  # fmt: skip
+    """A whole study, from nothing to its end. ``ask`` answers the one question that needs a person: may the server stop?"""
+    known = library(roots)
+    prepared = prepare(options, roots)
+    spec, folder = prepared.spec, prepared.folder
+    async with opened_box(spec, folder) as box:
+        spec = await _with_consent(box, spec, ask)
+        with Journal.create(folder / "journal.db") as journal:
+            if announce is not None:
+                announce(spec, folder)
+            journal.append("opened", opened_body(spec, known), expect=journal.last_seq, blobs={"knowledge.json": knowledge_blob(known)})
+            executor = LiveExecutor(box, spec, known, progress)
+            return await _drive(journal, executor, plan_of(known), folder, watch), plan_of(known), folder
+
+
+async def resume_study(
+    name: str, roots: Roots, *, watch: Watch | None = None, progress: Callable[[str], None] | None = None, adopt: bool = False
+) -> tuple[State, Plan, Path]:
+    """Continue an interrupted study: reconcile its open intent, then go on as if nothing had happened."""
+    folder = roots.study(name)
+    with Journal.open(folder / "journal.db", write=True) as journal:
+        entries = journal.read()
+        state = fold(entries)
+        if state.spec is None:
+            raise JournalError(f"Study {name} was never opened completely.", hint="Start a new one; nothing was changed on the box.")
+        plan = _pinned_plan(journal, entries, roots, adopt=adopt)
+        if state.closed is not None:
+            return state, plan, folder
+        async with opened_box(state.spec, folder) as box:
+            known = pinned_library(journal, journal.read())
+            executor = LiveExecutor(box, state.spec, known, progress)
+            executor.remember(entries, journal.blob)
+            return await _drive(journal, executor, plan, folder, watch), plan, folder
+
+
+async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: Path, watch: Watch | None) -> State:
+    stop = StopRequest()
+    executor.guard_lost = lambda why: stop.ask(why, "guard_fired")
+    stop_file = folder / "stop"
+    with interruptible(stop):
+        try:
+            state = await drive(journal, executor, plan, stop=stop, watch=_stoppable(stop, stop_file, watch))
+        finally:
+            await executor.close()
+    stop_file.unlink(missing_ok=True)
+    keep_results(journal, executor, state, plan, folder)
+    return state
+
+
+def _stoppable(stop: StopRequest, stop_file: Path, watch: Watch | None) -> Watch:
+    """``optimize stop`` leaves a file; it is looked for between steps as well as signalled."""
+
+    def watched(state: State, entry: Entry) -> None:
+        if stop_file.exists() and stop.reason is None:
+            stop.ask("Stopped by `optimize stop`.")
+        if watch is not None:
+            watch(state, entry)
+
+    return watched
+
+
+async def _with_consent(box: Box, spec: StudySpec, ask: Callable[[str], bool] | None) -> StudySpec:
+    """A server that runs is stopped only with consent: asked before the study opens, so that saying no leaves no trace."""
+    if spec.consent:
+        return spec
+    hello = await box.hello()
+    assert hello
+    try:
+        _, _, original = await find_target(box, spec)
+    except Exception as error:
+        from optimizer.runner.survey import Unfit
+
+        if isinstance(error, Unfit):  # the survey will say so, in the journal
+            return spec
+        raise
+    if original is None:
+        return spec
+    question = (
+        f"A server runs on {spec.host.name} (process {original.pid}, port {', '.join(map(str, original.ports))}). "
+        "It will be stopped for the time of the study and brought back at the end. Go on?"
+    )
+    if ask is None or not ask(question):
+        raise UsageError(f"The server on {spec.host.name} was left alone.", hint="Give --yes to let it be stopped and restored.")
+    return spec.model_copy(update={"consent": True})
+
+
+def opened_body(spec: StudySpec, known: Library) -> dict[str, Any]:
+    """The first entry: what was asked, and exactly with what it was decided."""
+    return {
+        "spec": spec.plain(),
+        "plan_digest": known.digest,
+        "release": __version__,
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PINNED_PACKAGES},
+    }
+
+
+def pinned_library(journal: Journal, entries: Sequence[Entry]) -> Library:
+    """The knowledge that is in force at the end of ``entries``."""
+    for entry in reversed(entries):
+        if entry.kind in (EntryKind.OPENED, EntryKind.KNOWLEDGE_CHANGED) and "knowledge.json" in entry.body.get("blobs", {}):
+            return library_from_files(json.loads(journal.blob(entry.body["blobs"]["knowledge.json"])))
+    raise JournalError("The study pins no knowledge files.", hint="It was not opened by this tool.")
+
+
+def plans_by_entry(journal: Journal, entries: Sequence[Entry]) -> Callable[[int], Plan]:
+    """The plan in force at each entry."""
+    plans: list[tuple[int, Plan]] = []
+    for entry in entries:
+        if "knowledge.json" in entry.body.get("blobs", {}) and entry.kind in (EntryKind.OPENED, EntryKind.KNOWLEDGE_CHANGED):
+            plans.append((entry.seq, plan_of(library_from_files(json.loads(journal.blob(entry.body["blobs"]["knowledge.json"]))))))
+
+    def at(seq: int) -> Plan:
+        current = [plan for since, plan in plans if since <= seq]
+        return current[-1] if current else Plan()
+
+    return at
+
+
+def _pinned_plan(journal: Journal, entries: Sequence[Entry], roots: Roots, *, adopt: bool) -> Plan:
+    pinned = pinned_library(journal, entries)
+    now = library(roots)
+    if now.digest == pinned.digest:
+        return plan_of(pinned)
+    changed = sorted(name for name in {*now.files, *pinned.files} if now.files.get(name) != pinned.files.get(name))
+    if not adopt:
+        raise KnowledgeChanged(
+            f"{len(changed)} knowledge files have changed since the study was opened: {', '.join(changed[:5])}.",
+            hint="Put them back, or continue with the new ones: optimize resume STUDY --adopt-knowledge (decisions from there on use them).",
+        )
+    journal.append("knowledge_changed", {"files": changed, "plan_digest": now.digest}, expect=journal.last_seq,
+                   blobs={"knowledge.json": knowledge_blob(now)})  # fmt: skip
+    return plan_of(now)
+
+
+def keep_results(journal: Journal, executor: LiveExecutor, state: State, plan: Plan, folder: Path) -> None:
+    """``report.md``, ``launch.sh`` and ``env.sh`` in the study's folder."""
+    from optimizer.report.study import launch_files, report_markdown
+
+    if state.survey is not None and executor.session.context is not None:
+        for name, text in launch_files(executor, state, plan).items():
+            path = folder / name
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o755 if name.endswith("launch.sh") else 0o644)
+    (folder / "report.md").write_text(report_markdown(journal.read(), state, plan), encoding="utf-8")
+
+
+def result_of(state: State, plan: Plan) -> dict[str, Any]:
+    """What ``run --json`` prints."""
+    return dict(state.closed) if state.closed is not None else {**summary(state, plan), "ending": "interrupted", "reason": "The study is still open."}
+
+
+# ---- commands without a study ---------------------------------------------------------------------------------------
+
+
+def diagnose_bundle(paths: Sequence[Path], roots: Roots) -> Any:
+    """Rank causes from one evidence bundle; a second one is the baseline of the comparison."""
+    from optimizer.evidence.bundle import read_bundle
+    from optimizer.runner.diagnose import diagnose
+
+    bundles = [read_bundle(path) for path in paths]
+    return diagnose(bundles[0], library(roots), bundles[1] if len(bundles) > 1 else None)
+
+
+async def diagnose_host(name: str, roots: Roots, *, port: int | None, engine: str | None) -> Any:
+    """The same from a live box; reads only."""
+    from optimizer.errors import BoxError
+    from optimizer.evidence.bundle import bundle_from_files
+    from optimizer.model.outcome import Failed
+    from optimizer.runner.diagnose import diagnose
+    from optimizer.runner.survey import survey
+
+    host = hosts.parse_host(name)
+    description = hosts.describe(host, (Path("hosts"), _config_folder() / "hosts"))
+    if host.kind == "sim":
+        raise UsageError("A simulated box has no server until a study launches one.", hint=f"optimize run --host {name}")
+    spec = StudySpec(study="diagnose", host=_resolved_host(host, description), target=Target(), workload=Workload(),
+                     engine=engine or description.engine, port=port or description.port)  # fmt: skip
+    async with opened_box(spec, roots.runs / "diagnose") as box:
+        effect = await survey(box, spec)
+        if isinstance(effect.outcome, Failed):
+            raise BoxError(effect.outcome.message)
+        return diagnose(bundle_from_files(effect.blobs), library(roots))
+
+
+def holder_of(folder: Path) -> int | None:
+    """The process that is driving a study on this machine, if it lives."""
+    with Journal.open(folder / "journal.db", write=False) as journal:
+        holder = journal.holder()
+    return holder.pid if holder is not None and holder.alive else None
+
+
+async def restore_host(name: str) -> dict[str, Any]:
+    """Bring the box back to what ran before the study that holds it."""
+    host = hosts.parse_host(name)
+    if host.kind == "sim":
+        raise UsageError("A simulated box ends with its study; there is nothing to restore.")
+    spec = StudySpec(study="restore", host=host, target=Target(), workload=Workload())
+    async with opened_box(spec, Path("runs/restore")) as box:
+        holder = await box.holder()
+        if holder is None:
+            return {"host": name, "restored": False, "text": f"No study holds {name}; nothing was changed."}
+        await box.sweep(holder.study, keep_guard=True)
+        restored = await box.restore_original(holder.study)
+        await box.disarm(holder.study)
+        await box.cleanup(holder.study)
+        await box.unlock(holder.study)
+        text = f"Study {holder.study} no longer holds {name}; " + (
+            f"the original server runs again (process {restored.pid})." if restored.pid else "no server ran before it, so none runs now."
+        )
+        return {"host": name, "study": holder.study, "restored": restored.pid is not None, "pid": restored.pid, "text": text}
+
+
+def lint_knowledge(folder: Path | None) -> dict[str, Any]:
+    """Every finding in the knowledge files, with file and line."""
+    from optimizer.knowledge.lint import lint
+
+    findings = lint(find_knowledge(folder))
+    lines = [str(finding) for finding in findings]
+    errors = sum(1 for finding in findings if finding.level == "error")
+    return {"findings": [finding.plain() for finding in findings], "errors": errors,
+            "lines": lines or ["No finding: playbooks, spaces and the other knowledge files are consistent."]}  # fmt: skip
