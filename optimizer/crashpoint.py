@@ -1,9 +1,9 @@
-"""Named points at which a test may kill this process, to show that dying there loses nothing. Does nothing at all unless
-an environment variable names a point; decides nothing, catches nothing, and is never used by the pure packages.
+"""Named points at which a test may kill this process, to show that dying there loses nothing. Does nothing at all
+unless an environment variable names a point; decides nothing, catches nothing, and is never used by the pure packages.
 
-``OPTIMIZER_CRASH_AT=journal.append.before_commit:3`` dies by SIGKILL at the third passage of that point, ``*:17`` at the
-seventeenth passage of any point. ``OPTIMIZER_CRASH_TRACE=FILE`` appends the name of every point that is passed, which is
-how a crash suite enumerates them."""
+``OPTIMIZER_CRASH_AT=journal.append.before_commit:3`` dies by SIGKILL at the third passage of that point, ``*:17`` at
+the seventeenth passage of any point. ``OPTIMIZER_CRASH_TRACE=FILE`` appends the name of every point that is passed,
+which is how a crash suite enumerates them."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
 """Where log events go: readable lines to stderr, everything as JSON lines to the study's ``log.jsonl``, both without
-secrets. Standard-library logging of other packages takes the same way. For people who debug; nothing that a decision or a
-report needs is ever only in the log."""
+secrets. Standard-library logging of other packages takes the same way. For people who debug; nothing that a decision or
+a report needs is ever only in the log."""
 
 import logging
 import sys
@@ -18,7 +18,8 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 def configure(
     *, level: str = "info", log_file: Path | None = None, redactor: Redactor | None = None, stream: TextIO | None = None
 ) -> None:
-    """Send events from ``level`` up to stderr, and all of them to ``log_file``. May be called again: the last call counts.
+    """Send events from ``level`` up to stderr, and all of them to ``log_file``. May be called again: the last call
+    counts.
 
     Pass the journal's ``redactor``, so that a secret which one of them has recognised by its name goes from both."""
     redactor = redactor or Redactor()
@@ -34,7 +35,9 @@ def configure(
             _without_secrets(redactor),
             sink,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(min(_LEVELS[level], _LEVELS["debug"]) if log_file else _LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            min(_LEVELS[level], _LEVELS["debug"]) if log_file else _LEVELS[level]
+        ),
         logger_factory=structlog.ReturnLoggerFactory(),
         cache_logger_on_first_use=False,
     )

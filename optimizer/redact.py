@@ -15,8 +15,9 @@ _HARMLESS = re.compile(r"(?:none|null|true|false|\*+|<[^>]*>|\$\{?\w+\}?|[0-9.]{
 
 _PLACEHOLDER = re.compile(r"(?:[A-Z]+_)*(?:KEY|TOKEN|PASSWORD|SECRET)")  # a usage text: [--api-key API_KEY]
 
-# Names in any of the spellings api_key, api-key, apiKey, API_KEY. `token` alone mostly counts tokens, so it is a secret's
-# name only behind one of these owners, in capitals before `=`, as a flag, or in front of a long value with letters.
+# Names in any of the spellings api_key, api-key, apiKey, API_KEY. `token` alone mostly counts tokens, so it is a
+# secret's name only behind one of these owners, in capitals before `=`, as a flag, or in front of a long value with
+# letters.
 _OWNER = (
     "access|auth|refresh|session|security|hf|hub|face|huggingface|github|gitlab|gh|wandb|slack|bot|id|bearer|api|jwt|"
     "ngc|nvidia|registry|azure|vault|pypi|openai|anthropic"
@@ -39,8 +40,8 @@ _HEADER_NAME = re.compile(_HEADER, re.IGNORECASE)
 
 _VALUE = r"""(?:(?P<q>\\?["'])(?P<quoted>(?:(?!(?P=q))[^\n])+)(?P=q)|(?P<bare>[^\s"'\\,;&|)\]}>]+))"""
 
-# The secret stands in the group `s`, `quoted` or `bare`; nothing else of a match is touched. No pattern may start in the
-# middle of a word or repeat a group that can match the same text twice: each must stay linear on hostile logs.
+# The secret stands in the group `s`, `quoted` or `bare`; nothing else of a match is touched. No pattern may start in
+# the middle of a word or repeat a group that can match the same text twice: each must stay linear on hostile logs.
 _FORMATS = (
     r"(?P<s>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
     r"(?:(?s:.{0,20000}?)-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|(?:\\n|\s|[A-Za-z0-9+/=:,\-])*))",
@@ -55,7 +56,7 @@ _FORMATS = (
     r"(?<![A-Za-z0-9_\-])(?P<s>AIza[A-Za-z0-9_\-]{35}|ya29\.[A-Za-z0-9_\-]{16,})",
     r"(?<![A-Za-z0-9_\-])(?P<s>eyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,})",
     # NAME=value in an environment or before a command: everything up to the next space or quote
-    rf"(?<![A-Za-z0-9])(?:{_WORD.upper()}|(?<![A-Z0-9]_)TOKEN|(?:[A-Z0-9]{{2,20}}_)TOKEN)=(?P<bare>[^\s\"']+)".replace("[_\\-]", "[_]"),
+    rf"(?<![A-Za-z0-9])(?:{_WORD.upper()}|(?<![A-Z0-9]_)TOKEN|[A-Z0-9]{{2,20}}_TOKEN)=(?P<bare>[^\s\"']+)",
     # --api-key VALUE, --api-key=VALUE, --hf-token 'two words'
     rf"(?<![\w\-])--?(?i:{_PREFIX}{_WORD}|token)(?:\s+|=){_VALUE}",
     # name=value, name: value, 'name': 'value', \"name\": \"value\"
@@ -90,7 +91,8 @@ class Redactor:
         self._pattern: re.Pattern[str] | None = None
 
     def learn(self, secret: str) -> None:
-        """Remove ``secret`` from now on wherever it stands. Short values are ignored: they would match ordinary text."""
+        """Remove ``secret`` from now on wherever it stands. Short values are ignored: they would match ordinary
+        text."""
         if (
             len(secret) < LEARNED_MIN_LENGTH
             or secret in self._learned
@@ -115,7 +117,8 @@ class Redactor:
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def value(self, value: Any, name: str = "") -> Any:
-        """A JSON-like value without secrets: by the name of its key, by the flag before it in an argv, and by its looks.
+        """A JSON-like value without secrets: by the name of its key, by the flag before it in an argv, and by its
+        looks.
 
         ``("--api-key", "x")`` as two neighbours in a list counts as a name and its value."""
         if isinstance(value, str):

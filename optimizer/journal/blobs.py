@@ -1,4 +1,5 @@
-"""Attachments of entries: compressed, content-addressed, capped. Turns bytes into a row and back; never touches the database."""
+"""Attachments of entries: compressed, content-addressed, capped. Turns bytes into a row and back; never touches the
+database."""
 
 import zlib
 
@@ -11,7 +12,8 @@ CAP_BYTES = 4 * 1024 * 1024
 
 
 class Blob(Frozen):
-    """One attachment as stored. ``sha256`` and ``total_bytes`` describe the whole, even when only its ends were kept."""
+    """One attachment as stored. ``sha256`` and ``total_bytes`` describe the whole, even when only its ends were
+    kept."""
 
     sha256: str
     encoding: str

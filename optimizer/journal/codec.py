@@ -1,5 +1,5 @@
-"""Entries to rows and back: the only way into the journal, and therefore the place where secrets are taken out. Refuses what it does
-not know by name instead of guessing; never opens a file."""
+"""Entries to rows and back: the only way into the journal, and therefore the place where secrets are taken out. Refuses
+what it does not know by name instead of guessing; never opens a file."""
 
 import json
 from collections.abc import Mapping
@@ -28,7 +28,8 @@ def encoded(
 ) -> tuple[tuple[Any, ...], Entry]:
     """The row to insert (in the order of COLUMNS) and the entry that reading it back yields, byte for byte.
 
-    Raises ValueError for an unknown kind, for NaN and infinities, and for values that are not JSON: programming errors."""
+    Raises ValueError for an unknown kind, for NaN and infinities, and for values that are not JSON: programming
+    errors."""
     known = EntryKind(kind)
     text = canonical_json(redactor.value(dict(body)))
     version = BODY_VERSION[known]
@@ -58,7 +59,7 @@ def decoded(row: tuple[Any, ...]) -> Entry:
         )
     if schema > BODY_VERSION[EntryKind(kind)]:
         raise JournalTooNew(
-            f"Entry {seq} ({kind}) has body version {schema}; this release knows up to {BODY_VERSION[EntryKind(kind)]}.",
+            f"Entry {seq} ({kind}) has body version {schema}; this release knows {BODY_VERSION[EntryKind(kind)]}.",
             hint="Read it with the release that wrote it, or a later one.",
         )
     wanted = chain_hash(

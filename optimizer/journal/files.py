@@ -1,5 +1,5 @@
-"""The journal as a file: how it is connected to, what makes it acceptable (SQLite's version, a local disk, our mark), how a
-closed copy is made, and what SQLite's errors mean to the user. Knows nothing of entries or leases."""
+"""The journal as a file: how it is connected to, what makes it acceptable (SQLite's version, a local disk, our mark),
+how a closed copy is made, and what SQLite's errors mean to the user. Knows nothing of entries or leases."""
 
 import contextlib
 import os
@@ -76,13 +76,15 @@ def check_ours(path: Path) -> int:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether the creation of this file was interrupted before anything was in it. Raises JournalError if it is absent or
-    unreadable, JournalCorrupt if it is no SQLite file."""
+    """Whether the creation of this file was interrupted before anything was in it. Raises JournalError if it is absent
+    or unreadable, JournalCorrupt if it is no SQLite file."""
     try:
         with path.open("rb") as file:
             header = file.read(100)
     except FileNotFoundError:
-        raise JournalError(f"There is no journal at {path}.", hint="`optimize studies` lists those there are.") from None
+        raise JournalError(
+            f"There is no journal at {path}.", hint="`optimize studies` lists those there are."
+        ) from None
     except OSError as error:
         raise JournalError(
             f"{path} cannot be read: {error.strerror}.", hint="Check the folder's permissions."

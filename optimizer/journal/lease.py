@@ -24,7 +24,8 @@ class Holder(Frozen):
 
     @property
     def alive(self) -> bool:
-        """Whether the holder may still write: not released, same boot, and the PID is the process that took the lease."""
+        """Whether the holder may still write: not released, same boot, and the PID is the process that took the
+        lease."""
         if self.released or self.boot_id != boot_id():
             return False
         return process_start(self.pid) == self.pid_start

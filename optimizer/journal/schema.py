@@ -1,6 +1,6 @@
 """The journal's tables, triggers and views. The rules that make it a journal (append only, no gap, one open intent, one
-outcome, no stale writer) are enforced here, by the file itself, against every program that opens it; Python only explains
-their refusals. Never holds data or a connection."""
+outcome, no stale writer) are enforced here, by the file itself, against every program that opens it; Python only
+explains their refusals. Never holds data or a connection."""
 
 from optimizer.model.entry import GENESIS
 
@@ -56,11 +56,16 @@ CREATE TABLE blob (
 """
 
 TRIGGERS = f"""
-CREATE TRIGGER entry_append_only BEFORE UPDATE ON entry BEGIN SELECT raise(ABORT, 'append-only: entries are never changed'); END;
-CREATE TRIGGER entry_kept BEFORE DELETE ON entry BEGIN SELECT raise(ABORT, 'append-only: entries are never deleted'); END;
-CREATE TRIGGER blob_append_only BEFORE UPDATE ON blob BEGIN SELECT raise(ABORT, 'append-only: blobs are never changed'); END;
-CREATE TRIGGER blob_kept BEFORE DELETE ON blob BEGIN SELECT raise(ABORT, 'append-only: blobs are never deleted'); END;
-CREATE TRIGGER lease_kept BEFORE DELETE ON lease BEGIN SELECT raise(ABORT, 'append-only: leases are never deleted'); END;
+CREATE TRIGGER entry_append_only BEFORE UPDATE ON entry
+BEGIN SELECT raise(ABORT, 'append-only: entries are never changed'); END;
+CREATE TRIGGER entry_kept BEFORE DELETE ON entry
+BEGIN SELECT raise(ABORT, 'append-only: entries are never deleted'); END;
+CREATE TRIGGER blob_append_only BEFORE UPDATE ON blob
+BEGIN SELECT raise(ABORT, 'append-only: blobs are never changed'); END;
+CREATE TRIGGER blob_kept BEFORE DELETE ON blob
+BEGIN SELECT raise(ABORT, 'append-only: blobs are never deleted'); END;
+CREATE TRIGGER lease_kept BEFORE DELETE ON lease
+BEGIN SELECT raise(ABORT, 'append-only: leases are never deleted'); END;
 CREATE TRIGGER lease_only_released BEFORE UPDATE ON lease
 WHEN NEW.epoch <> OLD.epoch OR NEW.host <> OLD.host OR NEW.pid <> OLD.pid OR NEW.pid_start <> OLD.pid_start
   OR NEW.boot_id <> OLD.boot_id OR NEW.at_utc <> OLD.at_utc OR OLD.released_utc IS NOT NULL
@@ -69,7 +74,8 @@ CREATE TRIGGER lease_rises BEFORE INSERT ON lease
 WHEN NEW.epoch <> (SELECT coalesce(max(epoch), 0) + 1 FROM lease)
 BEGIN SELECT raise(ABORT, 'stale: the epoch must be the next one'); END;
 
--- `INSERT OR REPLACE` deletes without firing a delete trigger unless recursive_triggers is on; a gapless sequence refuses it.
+-- `INSERT OR REPLACE` deletes without firing a delete trigger unless recursive_triggers is on; a gapless sequence
+-- refuses it.
 CREATE TRIGGER entry_gapless BEFORE INSERT ON entry
 WHEN NEW.seq <> (SELECT coalesce(max(seq), 0) + 1 FROM entry)
 BEGIN SELECT raise(ABORT, 'gap: seq must be the next one'); END;
@@ -89,7 +95,8 @@ BEGIN SELECT raise(ABORT, 'cause: an entry can only be caused by an earlier one'
 CREATE TRIGGER one_open_intent BEFORE INSERT ON entry
 WHEN NEW.kind = 'intent' AND EXISTS (
   SELECT 1 FROM entry AS i WHERE i.kind = 'intent' AND i.seq = (SELECT max(seq) FROM entry WHERE kind = 'intent')
-    AND NOT EXISTS (SELECT 1 FROM entry WHERE kind = 'outcome' AND key = i.key AND seq > i.seq AND {_STATUS} <> 'unknown'))
+    AND NOT EXISTS (
+      SELECT 1 FROM entry WHERE kind = 'outcome' AND key = i.key AND seq > i.seq AND {_STATUS} <> 'unknown'))
 BEGIN SELECT raise(ABORT, 'open: the last intent has no outcome yet'); END;
 
 CREATE TRIGGER outcome_of_intent BEFORE INSERT ON entry
@@ -97,6 +104,7 @@ WHEN NEW.kind = 'outcome' AND NOT EXISTS (SELECT 1 FROM entry WHERE kind = 'inte
 BEGIN SELECT raise(ABORT, 'orphan: an outcome needs an intent with its key'); END;
 
 CREATE TRIGGER outcome_once BEFORE INSERT ON entry
-WHEN NEW.kind = 'outcome' AND EXISTS (SELECT 1 FROM entry WHERE kind = 'outcome' AND key = NEW.key AND {_STATUS} <> 'unknown')
+WHEN NEW.kind = 'outcome' AND EXISTS (
+  SELECT 1 FROM entry WHERE kind = 'outcome' AND key = NEW.key AND {_STATUS} <> 'unknown')
 BEGIN SELECT raise(ABORT, 'settled: this intent already has its outcome'); END;
 """

@@ -1,6 +1,6 @@
 """The journal of one study: opens the file, takes the lease, appends by compare-and-append, reads with the hash chain
-checked. Every append is one immediate transaction that is on disk when the call returns. Decides nothing about the study
-and interprets no body beyond the outcome's ``status``."""
+checked. Every append is one immediate transaction that is on disk when the call returns. Decides nothing about the
+study and interprets no body beyond the outcome's ``status``."""
 
 import os
 import sqlite3
@@ -72,16 +72,17 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path | str, *, write: bool, redactor: Redactor | None = None) -> Self:
-        """An existing journal. ``write=True`` takes the lease; ``write=False`` leaves no trace, not even beside the file.
+        """An existing journal. ``write=True`` takes the lease; ``write=False`` leaves no trace, not even beside the
+        file.
 
-        Raises AnotherWriter if a living process holds the lease, JournalTooNew if a newer release wrote the file (reading
-        is still tried), JournalCorrupt if it is no journal of ours, JournalError if it does not exist."""
+        Raises AnotherWriter if a living process holds the lease, JournalTooNew if a newer release wrote the file
+        (reading is still tried), JournalCorrupt if it is no journal of ours, JournalError if it does not exist."""
         path = Path(path)
         files.check_sqlite()
         version = files.check_ours(path)
         if write and version > schema.USER_VERSION:
             raise JournalTooNew(
-                f"{path} was written by a newer release (journal format {version}; this one writes {schema.USER_VERSION}).",
+                f"{path} was written by a newer release (format {version}; this one writes {schema.USER_VERSION}).",
                 hint="It can be read here, but only resumed with that release.",
             )
         if write:
@@ -110,8 +111,8 @@ class Journal:
         ``body["blobs"]`` (name -> sha256) if there are attachments, which are committed with it.
 
         An outcome's body carries ``status`` (or ``outcome.status``): ``unknown`` leaves its intent open.
-        Raises AnotherWriter if the journal has moved on or the lease is lost, JournalError if the disk or the rules of the
-        journal refuse; then nothing was written. ValueError for a body that is not JSON or an unknown kind."""
+        Raises AnotherWriter if the journal has moved on or the lease is lost, JournalError if the disk or the rules of
+        the journal refuse; then nothing was written. ValueError for a body that is not JSON or an unknown kind."""
         if not self._write or self._pid != os.getpid():
             raise JournalError(
                 f"{self.path} is open for reading only in this process.", hint="Open it with write=True."
@@ -126,7 +127,7 @@ class Journal:
             seq, prev = self._last()
             if seq != expect:
                 raise AnotherWriter(
-                    f"{self.path} holds {seq} entries where this process knows of {expect}: something else has written to it.",
+                    f"{self.path} holds {seq} entries where this process knows of {expect}: another writes it.",
                     hint="Nothing was written. Stop the other coordinator, then `optimize resume` this study.",
                 )
             row, entry = encoded(
@@ -144,7 +145,8 @@ class Journal:
         return entry
 
     def read(self, after: int = 0) -> list[Entry]:
-        """All entries with a number above ``after``, in order. Raises JournalCorrupt at the first gap, edit or broken link."""
+        """All entries with a number above ``after``, in order. Raises JournalCorrupt at the first gap, edit or broken
+        link."""
         with files.explained(self.path):
             self._refresh()
             rows = self._connection.execute(f"{_SELECT} WHERE seq >= ? ORDER BY seq", (max(after, 1),)).fetchall()
@@ -157,7 +159,7 @@ class Journal:
         for row in rows:
             if row[0] != seq + 1 or row[8] != prev:
                 raise JournalCorrupt(
-                    f"The chain of {self.path} breaks at entry {row[0]}: an entry before it was removed, added or changed.",
+                    f"The chain of {self.path} breaks at entry {row[0]}: one before it was removed, added or changed.",
                     hint="Restore the study's folder from a copy; nothing from there on can be trusted.",
                 )
             entries.append(decoded(row))
@@ -280,11 +282,13 @@ class Journal:
             if holder is not None and seq:
                 body = {
                     "epoch": mine.epoch, "host": mine.host, "pid": mine.pid,
-                    "previous": {"epoch": holder.epoch, "host": holder.host, "pid": holder.pid, "ended": holder.why_stale},
+                    "previous": {
+                        "epoch": holder.epoch, "host": holder.host, "pid": holder.pid, "ended": holder.why_stale,
+                    },
                 }  # fmt: skip
                 row, _ = encoded(
-                    seq=seq + 1, at_utc=mine.at_utc, epoch=mine.epoch, kind=EntryKind.LEASE_TAKEN, key=None, cause=None, body=body,
-                    prev=prev, redactor=self.redactor,
+                    seq=seq + 1, at_utc=mine.at_utc, epoch=mine.epoch, kind=EntryKind.LEASE_TAKEN, key=None, cause=None,
+                    body=body, prev=prev, redactor=self.redactor,
                 )  # fmt: skip
                 self._connection.execute(_INSERT, row)
             crash_point("journal.lease.before_commit")
@@ -293,7 +297,8 @@ class Journal:
 
     def _holder(self) -> Holder | None:
         row = self._connection.execute(
-            "SELECT epoch, host, pid, pid_start, boot_id, at_utc, released_utc IS NOT NULL FROM lease ORDER BY epoch DESC LIMIT 1"
+            "SELECT epoch, host, pid, pid_start, boot_id, at_utc, released_utc IS NOT NULL FROM lease"
+            " ORDER BY epoch DESC LIMIT 1"
         ).fetchone()
         if row is None:
             return None
@@ -324,7 +329,8 @@ class Journal:
             )
 
     def _refresh(self) -> None:
-        """A reader of a closed file pins it as immutable; once somebody writes to it again, read it the ordinary way."""
+        """A reader of a closed file pins it as immutable; once somebody writes to it again, read it the ordinary
+        way."""
         if not self._write and files.is_pinned(self._connection) and files.has_wal(self.path):
             self._connection.close()
             self._connection = files.connected(self.path, write=False)
@@ -342,7 +348,8 @@ def _status(body: Mapping[str, Any]) -> str:
 
 
 class _transaction:
-    """``BEGIN IMMEDIATE`` … ``COMMIT``. A deferred BEGIN would fail at once under contention instead of waiting its turn."""
+    """``BEGIN IMMEDIATE`` … ``COMMIT``. A deferred BEGIN would fail at once under contention instead of waiting its
+    turn."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

@@ -1,5 +1,5 @@
-"""SQL views over the journal for people with sqlite-utils, datasette or the sqlite3 shell. They read bodies by JSON path,
-show NULL where a body has no such key, and are never used by a decision."""
+"""SQL views over the journal for people with sqlite-utils, datasette or the sqlite3 shell. They read bodies by JSON
+path, show NULL where a body has no such key, and are never used by a decision."""
 
 import sqlite3
 from typing import Any
@@ -10,8 +10,8 @@ VIEWS = """
 CREATE VIEW decision AS
 SELECT seq, at_utc, kind,
        coalesce(json_extract(body, '$.hypothesis'), json_extract(body, '$.id')) AS subject,
-       coalesce(json_extract(body, '$.judgement.verdict'), json_extract(body, '$.verdict'), json_extract(body, '$.kind'),
-                json_extract(body, '$.ending')) AS verdict,
+       coalesce(json_extract(body, '$.judgement.verdict'), json_extract(body, '$.verdict'),
+                json_extract(body, '$.kind'), json_extract(body, '$.ending')) AS verdict,
        json_extract(body, '$.judgement.ratio') AS ratio,
        json_extract(body, '$.judgement.low') AS ratio_low,
        json_extract(body, '$.judgement.high') AS ratio_high,

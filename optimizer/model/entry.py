@@ -34,7 +34,8 @@ class EntryKind(StrEnum):
     CLOSED = "closed"
 
 
-# Version of each kind's body. Raise it when a body changes shape; an entry above it is refused by name, never guessed at.
+# Version of each kind's body. Raise it when a body changes shape; an entry above it is refused by name, never guessed
+# at.
 BODY_VERSION: dict[EntryKind, int] = dict.fromkeys(EntryKind, 1)
 
 # Kinds that carry the idempotency key of an effect. An outcome repeats the key of its intent.

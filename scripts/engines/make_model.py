@@ -1,4 +1,5 @@
-"""Makes a Llama checkpoint of about 24 million parameters that real servers load in a second: random weights, no download.
+"""Makes a Llama checkpoint of about 24 million parameters that real servers load in a second: random weights, no
+download.
 
 Two properties matter for tuning tests. Every token that can be generated is printable ASCII, so that each one reaches a
 streaming client at once (invalid UTF-8 would be held back, and time to first token would mean nothing). And with
@@ -32,7 +33,8 @@ def tokenizer(folder):
     made.add_special_tokens(SPECIAL)
     made.save(str(folder / "tokenizer.json"))
     write(folder / "tokenizer_config.json", {
-        "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": SPECIAL[0], "bos_token": SPECIAL[1], "eos_token": SPECIAL[2],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": SPECIAL[0], "bos_token": SPECIAL[1], "eos_token": SPECIAL[2],
         "model_max_length": CONTEXT, "clean_up_tokenization_spaces": False,
         "chat_template": "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
                          "{% if add_generation_prompt %}assistant: {% endif %}",
@@ -93,7 +95,8 @@ def main():
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     tokenizer(args.folder)
-    made = weights(np.random.default_rng(args.seed), args.hidden, args.layers, args.heads, args.kv_heads, args.inner, args.cycle)
+    rng = np.random.default_rng(args.seed)
+    made = weights(rng, args.hidden, args.layers, args.heads, args.kv_heads, args.inner, args.cycle)
     save_file(
         {name: torch.from_numpy(value).to(torch.bfloat16) for name, value in made.items()},
         args.folder / "model.safetensors", metadata={"format": "pt"},

@@ -5,7 +5,6 @@ import ast
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,8 @@ def problems(code: ast.Module, optional: set[str], *, part: bool = False) -> lis
             if top in MODULE_LATER or (top not in sys.stdlib_module_names and top not in optional):
                 found.append(f"line {line}: imports {name}")
         if isinstance(node, ast.Attribute) and node.attr in LATER and node.attr not in asked:
-            if "asyncio" not in LATER[node.attr] or ast.unparse(node.value) == "asyncio":
+            only_asyncio = "asyncio" in LATER[node.attr]
+            if not only_asyncio or ast.unparse(node.value) == "asyncio":
                 found.append(f"line {line}: .{node.attr} came with Python {LATER[node.attr]}")
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in GENERIC:
             found.append(f"line {line}: {ast.unparse(node)} needs Python 3.9")

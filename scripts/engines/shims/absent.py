@@ -1,6 +1,7 @@
-"""Stand-ins for packages that a server imports but, for a text model on a CPU, never calls. Every name in such a package,
-however deep, resolves to a class: good enough for an import, an annotation, a base class or an enum member, and an error
-with its own name as soon as it is called. It computes nothing, so it can never change a result unnoticed."""
+"""Stand-ins for packages that a server imports but, for a text model on a CPU, never calls. Every name in such a
+package, however deep, resolves to a class: good enough for an import, an annotation, a base class or an enum member,
+and an error with its own name as soon as it is called. It computes nothing, so it can never change a result
+unnoticed."""
 
 import importlib.abc
 import importlib.machinery
@@ -15,7 +16,7 @@ class _Absent(type):
         return _member(cls, cls.__qualname__, name)
 
     def __call__(cls, *args, **kwargs):
-        raise RuntimeError(f"{cls.__qualname__} was called, but it is only a stand-in: that package does not run on this machine")
+        raise RuntimeError(f"{cls.__qualname__} was called, but its package has only a stand-in on this machine")
 
 
 def _member(owner, path, name):
