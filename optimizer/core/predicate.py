@@ -84,7 +84,7 @@ def _compare(when: Mapping[str, Any], view: View) -> Answer:
         return _present(when, view, observations)
     answers: list[tuple[bool | None, tuple[Fact, ...]]] = []
     for value, fact in observations:
-        right, other = _right(when[operator], view, fact)
+        right, other = _right(when[operator], view, fact, when)
         used = tuple(item for item in (fact, other) if item is not None)
         answers.append((_answer(operator, _Operand(value, _bound(fact)), right), used))
     # Several observations of one name differ in their labels; the rule holds if it holds for one of them.
@@ -94,7 +94,7 @@ def _compare(when: Mapping[str, Any], view: View) -> Answer:
         return Answer(True)
     if not answers or any(value is None for value, _ in answers):
         return Answer(None)
-    return Answer(False, tuple(dict.fromkeys(fact for _, used in answers for fact in used)))
+    return Answer(False, answers[0][1])
 
 
 def _present(when: Mapping[str, Any], view: View, observations: list[tuple[Value, Fact | None]]) -> Answer:
@@ -137,11 +137,11 @@ def _observed(operand: Mapping[str, Any], view: View) -> Iterator[tuple[Value, F
             yield mapping[operand[source]], None
 
 
-def _right(operand: Any, view: View, left: Fact | None) -> tuple[_Operand, Fact | None]:
-    """A literal, or another value (times, plus); of several observations the one that shares the left's labels."""
+def _right(operand: Any, view: View, left: Fact | None, when: Mapping[str, Any]) -> tuple[_Operand, Fact | None]:
+    """A literal, or another value (times, plus); of several observations the one made under the left's conditions."""
     if not isinstance(operand, Mapping):
         return _Operand(operand), None
-    candidates = list(_observed(operand, view))
+    candidates = [found for found in _observed(operand, view) if not _on_the_left(found[1], operand, when)]
     if not candidates:
         return _Operand(None), None
     shared = dict(left.labels) if left is not None else {}
@@ -154,11 +154,21 @@ def _right(operand: Any, view: View, left: Fact | None) -> tuple[_Operand, Fact 
     return _Operand(value, _bound(fact)), fact
 
 
-def _distance(fact: Fact | None, labels: Mapping[str, Scalar]) -> tuple[int, int]:
+def _on_the_left(fact: Fact | None, operand: Mapping[str, Any], when: Mapping[str, Any]) -> bool:
+    """An observation that the left side asks for by its labels is not what it should be compared with."""
+    wanted = when.get("labels")
+    if fact is None or not wanted or operand.get("labels") or operand.get("fact") != when.get("fact"):
+        return False
+    return all(_same(fact.labels.get(key), value) for key, value in wanted.items())
+
+
+def _distance(fact: Fact | None, labels: Mapping[str, Scalar]) -> tuple[int, int, int]:
+    """Fewest contradicting conditions first, then most shared ones, then the plainest observation."""
     if fact is None:
-        return (0, 0)
-    same = sum(1 for key, value in fact.labels.items() if labels.get(key) == value)
-    return (-same, len(fact.labels))
+        return (0, 0, 0)
+    both = [key for key in fact.labels if key in labels and key != "test"]
+    same = sum(1 for key in both if _same(fact.labels[key], labels[key]))
+    return (len(both) - same, -same, len(fact.labels))
 
 
 def _answer(operator: str, left: _Operand, right: _Operand) -> bool | None:

@@ -1,0 +1,103 @@
+"""What the ceiling adds to the facts of one launch: how close decode comes to its bound, where the time of a round
+goes, and what its drafts are worth. Pure; nothing is added where the model, the GPU or a measurement is unknown, because a
+guessed bound would look like an observation."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from optimizer.ceiling.predict import Inputs, inputs_of, speculation_of
+from optimizer.model.base import Scalar, Value
+from optimizer.model.ceiling import Ceiling, HardwareSpec, ModelShape, NoCeiling, Waterfall
+from optimizer.model.evidence import Evidence, Fact
+from optimizer.model.measurement import LoadPoint
+
+# A bench row without counts still has its rate.
+_METRICS = {"ttft_p50_ms": "ttft_p50_ms", "ttft_p99_ms": "ttft_p99_ms", "tpot_p50_ms": "tpot_p50_ms"}
+
+
+def load_points(rows: Iterable[Mapping[str, Value]]) -> tuple[LoadPoint, ...]:
+    """Rows of a bundle's ``bench.json`` as load points. A row without concurrency, time or rate is left out."""
+    found = []
+    for row in rows:
+        level, duration, rate = _number(row, "c"), _number(row, "duration_s"), _number(row, "output_tps")
+        if (
+            level is None
+            or level < 1
+            or not duration
+            or not rate
+            or rate <= 0
+            or row.get("workload", "random") != "random"
+        ):
+            continue
+        requests, failed = int(_number(row, "requests") or 0), int(_number(row, "failed") or 0)
+        metrics = {"output_tokens_per_s": rate}
+        for key, name in _METRICS.items():
+            if (value := _number(row, key)) is not None:
+                metrics[name] = value
+        found.append(
+            LoadPoint(
+                concurrency=int(level),
+                requests_ok=max(requests - failed, 0),
+                requests_failed=failed,
+                prompt_tokens=int(_number(row, "prompt_tokens") or 0),
+                output_tokens=int(_number(row, "out_tokens") or 0),
+                window_s=duration,
+                metrics=metrics,
+            )
+        )
+    return tuple(found)
+
+
+def ceiling_inputs(
+    evidence: Evidence,
+    shape: ModelShape | NoCeiling,
+    hardware: HardwareSpec | NoCeiling,
+    points: Iterable[LoadPoint],
+    efficiency: float | None = None,
+) -> tuple[Inputs, ...]:
+    """Situation and waterfall of every load point, in their order."""
+    found = []
+    for point in points:
+        requests = max(point.requests_ok, 1)
+        output = point.output_tokens / requests or (evidence.number("client.output_tokens") or 1.0)
+        prompt = evidence.number("client.input_tokens") or point.prompt_tokens / requests
+        found.append(
+            inputs_of(
+                evidence, shape, hardware, point,
+                prompt_tokens=prompt, output_tokens=max(output, 1.0), efficiency=efficiency,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def ceiling_facts(inputs: Iterable[Inputs]) -> Evidence:
+    """roofline.* , waterfall.share and the computed worth of drafts, per concurrency, marked as derived."""
+    return Evidence(facts=tuple(fact for item in inputs for fact in _facts(item)))
+
+
+def _facts(item: Inputs) -> Iterator[Fact]:
+    found, level = item.waterfall, item.situation.intended
+    if not isinstance(found, Waterfall):
+        return
+    bounds: Ceiling = found.ceiling
+    yield _fact("roofline.bound", bounds.bound, {"phase": "decode", "concurrency": level})
+    yield _fact("roofline.decode_ratio", _round(found.efficiency), {"concurrency": level}, "ratio")
+    for bucket in dict.fromkeys(part.bucket for part in found.slices if part.bucket != "ceiling"):
+        yield _fact("waterfall.share", _round(found.share(bucket)), {"bucket": bucket, "concurrency": level}, "ratio")
+    if (worth := speculation_of(item)) is not None:
+        depth, running = item.situation.draft_tokens, max(item.situation.running, 1.0)
+        yield _fact("spec.speed_ratio", _round(worth.speedup(depth, running)), {"concurrency": level}, "ratio")
+        yield _fact("spec.step_ratio", _round(worth.cost.ratio(depth, running)), {"concurrency": level}, "ratio")
+
+
+def _fact(name: str, value: Value, labels: dict[str, Scalar], unit: str = "") -> Fact:
+    return Fact(name=name, value=value, unit=unit, labels=labels, source="", basis="derived")
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _number(row: Mapping[str, Any], key: str) -> float | None:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

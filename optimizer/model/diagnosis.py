@@ -1,0 +1,91 @@
+"""What ``diagnose`` answers: a verdict, the reason when there is none, every fact that was read, and all hypotheses
+with the observations for and against them. Plain data; the thresholds of the verdict live in ``runner/diagnose.py``."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from optimizer.model.base import FiniteFloat, Frozen, Scalar, Value
+from optimizer.model.playbook import Family
+
+Reason = Literal["healthy", "load_limited", "ambiguous", "evidence_missing"]
+
+
+class SeenFact(Frozen):
+    """One fact that was read. ``source`` is a file of the bundle or a key of the case; ``line`` counts from 1."""
+
+    fact: str
+    value: Value
+    unit: str = ""
+    source: str = ""
+    line: int | None = None
+    labels: dict[str, Scalar] = Field(default_factory=dict)
+
+
+class EvidenceLine(Frozen):
+    """One observation that speaks for or against a hypothesis, and how much (in decibans)."""
+
+    fact: str
+    value: Value
+    source: str = ""
+    line: int | None = None
+    labels: dict[str, Scalar] = Field(default_factory=dict)
+    rule: str = ""
+    db: FiniteFloat = 0.0
+
+
+class Predicted(Frozen):
+    """``metric`` times a ratio in [low, high]; ``computed`` when it follows from this launch, not from others."""
+
+    metric: str
+    ratio: tuple[FiniteFloat, FiniteFloat]
+    computed: bool = False
+
+
+class Candidate(Frozen):
+    """One hypothesis as ranked."""
+
+    id: str
+    family: Family
+    probability: FiniteFloat
+    score_db: FiniteFloat
+    claim: str = ""
+    evidence: tuple[EvidenceLine, ...] = ()
+    against: tuple[EvidenceLine, ...] = ()
+    predicts: Predicted | None = None
+    next_step: str | None = None
+
+
+class DeadInUse(Frozen):
+    """A setting of this launch that is known to do nothing."""
+
+    setting: str
+    value: Value
+    why: str
+
+
+class Diagnosis(Frozen):
+    """``verdict`` is ``diagnosed`` or ``cannot-tell``; hypotheses are sorted, best first."""
+
+    verdict: Literal["diagnosed", "cannot-tell"]
+    reason: Reason | None = None
+    next_step: str | None = None
+    facts: tuple[SeenFact, ...] = ()
+    hypotheses: tuple[Candidate, ...] = ()
+    dead_settings: tuple[DeadInUse, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented shape: empty labels are left out."""
+        found = self.plain()
+        for fact in found["facts"]:
+            _drop_empty(fact, "labels")
+        for hypothesis in found["hypotheses"]:
+            for line in (*hypothesis["evidence"], *hypothesis["against"]):
+                _drop_empty(line, "labels")
+        return found
+
+
+def _drop_empty(record: dict[str, Any], key: str) -> None:
+    if not record[key]:
+        del record[key]

@@ -1,0 +1,344 @@
+"""Names the cause from evidence alone: bundle and library in, diagnosis out. Starts nothing, measures nothing, and
+reads no file itself. Only causes of the taxonomy are named; hypotheses that are local to ``run`` stay silent here."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from optimizer.ceiling.hardware import find_hardware
+from optimizer.ceiling.predict import Inputs, computed_ratio
+from optimizer.ceiling.shape import shape_from_config, shape_from_facts
+from optimizer.core.builds import in_builds
+from optimizer.core.predicate import Look, evaluate
+from optimizer.core.roofline import ceiling_facts, ceiling_inputs, load_points
+from optimizer.core.score import Hit, Scored, score
+from optimizer.engines.registry import engines
+from optimizer.errors import EvidenceError, OptimizerError
+from optimizer.evidence.bundle import Bundle, read_bundle
+from optimizer.knowledge.library import Library, load_library
+from optimizer.knowledge.load import find_knowledge
+from optimizer.model.base import Value
+from optimizer.model.ceiling import ModelShape, NoCeiling
+from optimizer.model.diagnosis import Candidate, DeadInUse, Diagnosis, EvidenceLine, Predicted, Reason, SeenFact
+from optimizer.model.evidence import Evidence, Fact
+from optimizer.model.flags import FlagTable
+from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
+from optimizer.runner.phrases import action_sentence
+
+# Policy constants, justified on the cases as a whole: +3 db are odds of 2:1, and the next best must be half as likely.
+LEAD_DB = 3.0
+DIAGNOSED_DB = 3.0
+# Below this nothing is suspected at all: odds of 1:2 against the best idea.
+SUSPECT_DB = -3.0
+
+
+def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -> Diagnosis:
+    """Rank the causes for one bundle. ``baseline`` is a launch of the same box to compare speeds with."""
+    inputs = _inputs(bundle, library)
+    evidence = _complete(bundle, inputs, baseline)
+    look = Look(facts=evidence, settings=settings_of(bundle), box=_box(evidence))
+    scored = score(library.playbooks, look)
+    named = [item for item in scored if not library.by_id[item.id].local]
+    target = max(inputs, key=lambda item: item.situation.intended, default=None)
+    flags = _flags(bundle)
+    candidates = tuple(
+        _candidate(
+            item, library.by_id[item.id], target, _next_step(library.by_id[item.id], look, bundle, library, flags)
+        )
+        for item in named
+    )
+    verdict_reason = _reason(named, library, look)
+    step = candidates[0].next_step if verdict_reason is None and candidates else None
+    if verdict_reason is not None:
+        step = _next_observation(verdict_reason, named, library, look)
+    return Diagnosis(
+        verdict="diagnosed" if verdict_reason is None else "cannot-tell",
+        reason=verdict_reason,
+        next_step=step,
+        facts=tuple(_seen(fact, library) for fact in evidence.facts),
+        hypotheses=candidates,
+        dead_settings=_dead_in_use(bundle, library, look),
+        notes=_notes(evidence),
+    )
+
+
+def _inputs(bundle: Bundle, library: Library) -> tuple[Inputs, ...]:
+    """What the ceiling says of each load level; empty without a benchmark."""
+    evidence = bundle.evidence
+    shape: ModelShape | NoCeiling
+    try:
+        config = bundle.model_config_json
+        shape = shape_from_config(config, bundle.model) if config else shape_from_facts(evidence, bundle.model)
+    except EvidenceError as error:
+        shape = NoCeiling(reason=error.message)
+    memory_gib = evidence.number("gpu.memory_total_gib")
+    name = evidence.value("gpu.name")
+    hardware = find_hardware(
+        library.hardware, name if isinstance(name, str) else None, memory_gib * 1024 if memory_gib else None
+    )
+    return ceiling_inputs(evidence, shape, hardware, load_points(bundle.bench))
+
+
+def _complete(bundle: Bundle, inputs: Sequence[Inputs], baseline: Bundle | None) -> Evidence:
+    """The bundle's facts, with derived ones added where nothing was observed."""
+    evidence = bundle.evidence
+    derived = ceiling_facts(inputs).facts + (_against(bundle, baseline) if baseline is not None else ())
+    observed = {fact.name for fact in evidence.facts}
+    return evidence.merged(Evidence(facts=tuple(fact for fact in derived if fact.name not in observed)))
+
+
+def _against(bundle: Bundle, baseline: Bundle) -> tuple[Fact, ...]:
+    """Speed relative to the baseline launch, per concurrency that both measured."""
+    rates = {point.concurrency: point.metrics["output_tokens_per_s"] for point in load_points(baseline.bench)}
+    drafting = bundle.evidence.value("spec.method") not in (None, "none")
+    plain = baseline.evidence.value("spec.method") in (None, "none")
+    name = "spec.speed_ratio" if drafting and plain else "reference.speed_ratio"
+    facts = []
+    for point in load_points(bundle.bench):
+        if point.concurrency in rates:
+            ratio = float(f"{point.metrics['output_tokens_per_s'] / rates[point.concurrency]:.4g}")
+            labels = {"concurrency": point.concurrency} if drafting and plain else {"differs": "earlier_run"}
+            facts.append(
+                Fact(name=name, value=ratio, unit="ratio", labels=labels, source="bench.json", basis="derived")
+            )
+    return tuple(facts)
+
+
+def settings_of(bundle: Bundle) -> dict[str, Value]:
+    """Effective settings: what was asked, overlaid by what the server resolved, and the variables as ``env.NAME``."""
+    settings: dict[str, Value] = {}
+    for name in ("settings.asked", "settings.resolved"):
+        value = bundle.evidence.value(name)
+        if isinstance(value, dict):
+            settings.update(value)
+    settings.update({f"env.{key}": value for key, value in bundle.env.items()})
+    return settings
+
+
+def _box(evidence: Evidence) -> dict[str, Value]:
+    memory_gib = evidence.number("gpu.memory_total_gib")
+    count = evidence.number("gpu.count")
+    known: dict[str, Value] = {}
+    if memory_gib is not None:
+        known["gpu.memory_mib"] = memory_gib * 1024
+    if count is not None:
+        known["gpu.count"] = count
+    return known
+
+
+# --- the verdict ---------------------------------------------------------------------------------------------------
+
+
+def _reason(scored: Sequence[Scored], library: Library, look: Look) -> Reason | None:
+    """None when the best hypothesis stands; otherwise why nobody can tell."""
+    best = scored[0] if scored else None
+    if best is not None and best.score_db >= DIAGNOSED_DB and best.supporting:
+        implied = library.by_id[best.id].implies
+        rival = next((item for item in scored[1:] if item.id not in implied), None)
+        if rival is None or best.score_db - rival.score_db >= LEAD_DB:
+            return None
+        return "ambiguous"
+    if _failed_start(look.facts):
+        return "evidence_missing"
+    if best is not None and best.score_db > SUSPECT_DB and best.supporting:
+        second = scored[1] if len(scored) > 1 else None
+        close = second is not None and best.score_db - second.score_db < LEAD_DB and bool(second.supporting)
+        return "ambiguous" if close else "evidence_missing"
+    if not _was_observed(look.facts):
+        return "evidence_missing"
+    return "load_limited" if _load_is_the_limit(look.facts) else "healthy"
+
+
+def _failed_start(facts: Evidence) -> bool:
+    return facts.value("startup.outcome", "ok") not in ("ok", None)
+
+
+def _was_observed(facts: Evidence) -> bool:
+    """Whether enough of a running server was seen to call it healthy: its speed, its steps and its settings."""
+    speed = any(facts.get(name) for name in ("client.output_tps", "client.requests_per_s", "decode.throughput_tps"))
+    steps = any(facts.get(name) for name in ("decode.batch_p50", "decode.batch_p90", "decode.step_ms_p50"))
+    settings = any(facts.get(name) for name in ("scheduler.max_running", "graphs.mode", "kv.pool_tokens"))
+    return speed and steps and settings
+
+
+def _load_is_the_limit(facts: Evidence) -> bool:
+    """An open-loop load that is served in full while the GPU is mostly idle."""
+    offered, served = facts.number("client.request_rate"), facts.number("client.requests_per_s")
+    waiting, busy = facts.number("queue.depth_p95"), facts.number("gpu.sm_util_p50")
+    if offered is None or served is None or served < 0.95 * offered:
+        return False
+    return (waiting is None or waiting < 1) and (busy is None or busy < 90)
+
+
+# --- what is said of each hypothesis -------------------------------------------------------------------------------
+
+
+def _candidate(item: Scored, book: Playbook, target: Inputs | None, next_step: str) -> Candidate:
+    return Candidate(
+        id=item.id,
+        family=item.family,
+        probability=round(item.probability, 4),
+        score_db=round(item.score_db, 2),
+        claim=book.claim,
+        evidence=_lines(item.supporting),
+        against=_lines(item.opposing),
+        predicts=_predicted(book, target),
+        next_step=next_step,
+    )
+
+
+def _lines(hits: Iterable[Hit]) -> tuple[EvidenceLine, ...]:
+    """The observations behind the rules, strongest first; one observation is listed once."""
+    found: dict[tuple[object, ...], EvidenceLine] = {}
+    for hit in sorted(hits, key=lambda one: (-abs(one.db), one.rule)):
+        for fact in hit.facts:
+            key = (
+                fact.name,
+                fact.source,
+                fact.line,
+                *sorted((name, str(value)) for name, value in fact.labels.items()),
+            )
+            found.setdefault(
+                key,
+                EvidenceLine(
+                    fact=fact.name, value=fact.value, source=fact.source or fact.basis, line=fact.line,
+                    labels=fact.labels, rule=hit.rule, db=hit.db,
+                ),
+            )  # fmt: skip
+    return tuple(found.values())
+
+
+def _predicted(book: Playbook, target: Inputs | None) -> Predicted | None:
+    if book.predicts is None:
+        return None
+    ratio = None
+    if book.predicts.computed is not None and target is not None:
+        ratio = computed_ratio(book.predicts.computed, target)
+    if ratio is None or not all(math.isfinite(edge) for edge in ratio):
+        return Predicted(metric=book.predicts.metric, ratio=book.predicts.ratio)
+    return Predicted(metric=book.predicts.metric, ratio=(round(ratio[0], 3), round(ratio[1], 3)), computed=True)
+
+
+def _next_step(book: Playbook, look: Look, bundle: Bundle, library: Library, flags: FlagTable) -> str:
+    """The action for this engine, else the test that decides."""
+    action = applicable(book.actions, bundle.engine, look)
+    if action is None:
+        return book.discriminating_test
+    level = look.facts.number("client.concurrency")
+    spaces = [space for space in library.spaces if space.engine in ("any", bundle.engine)]
+    return action_sentence(action, look, spaces, flags, int(level) if level else None)
+
+
+def _flags(bundle: Bundle) -> FlagTable:
+    """What this build offers; without its help text nothing is filtered."""
+    adapter = engines().get(bundle.engine)
+    if adapter is None or not bundle.help_text:
+        return FlagTable(known=False)
+    return adapter.flags(bundle.help_text)
+
+
+def applicable(actions: Iterable[Action], engine: str, look: Look) -> Action | None:
+    """The first action for this engine whose condition is not known to be false; changes before hand-overs."""
+    fitting = [
+        action
+        for action in actions
+        if action.engine in ("any", engine) and (action.when is None or evaluate(action.when, look) is not False)
+    ]
+    changes = [action for action in fitting if isinstance(action, SetAction | SpaceAction)]
+    handed = [action for action in fitting if isinstance(action, HandOver)]
+    return next(iter((*changes, *handed)), None)
+
+
+def _next_observation(reason: Reason, scored: Sequence[Scored], library: Library, look: Look) -> str:
+    """The cheapest observation that would tell the best ideas apart."""
+    if reason == "healthy":
+        return (
+            "Nothing deviates at this load. Measure at the concurrency that matters, or name a target, to learn more."
+        )
+    if reason == "load_limited":
+        return "The server serves all that is offered. Raise the offered load until requests wait, and look again."
+    if _failed_start(look.facts):
+        outcome = look.facts.value("startup.outcome")
+        return (
+            f"The server never became ready ({outcome}): correct what its last lines name, start again, and look again."
+        )
+    costs = {test.name: test.cost or "run" for test in library.vocabulary.tests}
+    order = {"none": 0, "run": 1, "relaunch": 2, "host": 3}
+    ranked = [item for item in scored if item.supporting][:3] or list(scored[:1])
+    choices = [
+        (order.get(costs.get(name, "run"), 1), position, name, item.id)
+        for position, item in enumerate(ranked)
+        for name in library.by_id[item.id].tests
+    ]
+    if not choices:
+        return "Collect the server's log, its metrics and a benchmark, and look again."
+    _, _, name, cause = min(choices)
+    book = library.by_id[cause]
+    cost = {"none": "no load needed", "run": "no relaunch", "relaunch": "one relaunch", "host": "a change of the host"}
+    return f"{book.discriminating_test} ({name}, {cost.get(costs.get(name, 'run'), 'no relaunch')}; it decides {cause})"
+
+
+def _seen(fact: Fact, library: Library) -> SeenFact:
+    return SeenFact(
+        fact=fact.name,
+        value=fact.value,
+        unit=fact.unit or library.vocabulary.unit(fact.name),
+        source=fact.source or fact.basis,
+        line=fact.line,
+        labels=fact.labels,
+    )
+
+
+def _dead_in_use(bundle: Bundle, library: Library, look: Look) -> tuple[DeadInUse, ...]:
+    """Settings that the user gave and that are known to do nothing. An unknown condition never accuses."""
+    asked = bundle.evidence.value("settings.asked")
+    given = dict(asked) if isinstance(asked, dict) else {}
+    found = []
+    for entry in library.dead_for(bundle.engine):
+        if in_builds(bundle.engine_version, entry.builds) is not True:
+            continue
+        if entry.when is not None and evaluate(entry.when, look) is not True:
+            continue
+        for name in entry.params:
+            if given.get(name) is not None:
+                found.append(DeadInUse(setting=name, value=given[name], why=entry.why))
+        for name, value in sorted(bundle.env.items()):
+            if name in entry.env or (entry.env_prefix and name.startswith(entry.env_prefix)):
+                found.append(DeadInUse(setting=f"env.{name}", value=value, why=entry.why))
+    return tuple(found)
+
+
+def _notes(evidence: Evidence) -> tuple[str, ...]:
+    notes = []
+    overridden = evidence.value("settings.overridden")
+    if isinstance(overridden, Mapping):
+        for name, pair in overridden.items():
+            if isinstance(pair, Mapping):
+                notes.append(f"{name}: asked for {pair.get('asked')}, the server made it {pair.get('resolved')}")
+    if evidence.value("spec.simulated") is True:
+        notes.append("acceptance is simulated (SGLANG_SIMULATE_ACC_LEN): the speed is not that of real drafts")
+    if evidence.unrecognised_lines:
+        notes.append(f"{evidence.unrecognised_lines} log lines look like statistics and were not understood")
+    return tuple(notes)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m optimizer.runner.diagnose PATH [BASELINE]``: the JSON of one diagnosis, for benchmarks."""
+    if not 1 <= len(arguments) <= 2:
+        sys.stderr.write("usage: python -m optimizer.runner.diagnose EVIDENCE [BASELINE]\n")
+        return 2
+    try:
+        library = load_library(find_knowledge())
+        bundles = [read_bundle(Path(path)) for path in arguments]
+        found = diagnose(bundles[0], library, bundles[1] if len(bundles) > 1 else None)
+    except OptimizerError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write(json.dumps(found.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
