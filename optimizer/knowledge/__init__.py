@@ -1,0 +1,1 @@
+"""Playbooks, spaces, constraints and hardware: strict YAML in, validated records out. Decides nothing."""
