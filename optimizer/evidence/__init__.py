@@ -1,1 +1,2 @@
-"""What a server, a box and a benchmark said, turned into facts. Pure: bytes in, facts out; only ``bundle.read_bundle`` opens files."""
+"""What a server, a box and a benchmark said, turned into facts. Pure: bytes in, facts out; only ``bundle.read_bundle``
+opens files."""

@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> int:
         labels = ",".join(f"{key}={value}" for key, value in fact.labels.items())
         where = f"{fact.source}:{fact.line}" if fact.line else fact.source
         sign = {"at_least": ">= ", "at_most": "<= "}.get(fact.bound or "", "")
-        print(f"{fact.name + ('{' + labels + '}' if labels else ''):48} {sign}{str(fact.value)[:90]} {fact.unit}  [{fact.basis}] {where}")
+        name = fact.name + ("{" + labels + "}" if labels else "")
+        print(f"{name:48} {sign}{str(fact.value)[:90]} {fact.unit}  [{fact.basis}] {where}")
     for missing in bundle.evidence.missing:
         print(f"{missing.name:48} missing: {missing.reason}")
     print(f"unrecognised statistics lines: {bundle.evidence.unrecognised_lines}")

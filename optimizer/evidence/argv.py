@@ -9,16 +9,34 @@ from optimizer.evidence.sglang_args import kv_dtype, quantization
 from optimizer.model.base import Value
 
 _ALIASES = {
-    "sglang": {"tp": "tp_size", "tensor_parallel_size": "tp_size", "pp": "pp_size", "pipeline_parallel_size": "pp_size", "dp": "dp_size",
-               "data_parallel_size": "dp_size", "ep": "ep_size", "expert_parallel_size": "ep_size", "model": "model_path"},
-    "vllm": {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "q": "quantization", "O": "optimization_level",
-             "sc": "speculative_config", "cc": "compilation_config", "spec_tokens": "num_speculative_tokens"},
-}  # fmt: skip
+    "sglang": {
+        "tp": "tp_size",
+        "tensor_parallel_size": "tp_size",
+        "pp": "pp_size",
+        "pipeline_parallel_size": "pp_size",
+        "dp": "dp_size",
+        "data_parallel_size": "dp_size",
+        "ep": "ep_size",
+        "expert_parallel_size": "ep_size",
+        "model": "model_path",
+    },
+    "vllm": {
+        "tp": "tensor_parallel_size",
+        "pp": "pipeline_parallel_size",
+        "dp": "data_parallel_size",
+        "q": "quantization",
+        "O": "optimization_level",
+        "sc": "speculative_config",
+        "cc": "compilation_config",
+        "spec_tokens": "num_speculative_tokens",
+    },
+}
 _SECRET = re.compile(r"key|token$|password|secret|credential", re.IGNORECASE)
 
 
 def asked(argv: Sequence[str], engine: str) -> dict[str, Value]:
-    """Flag in snake case -> value as typed (True for a bare flag, a list when several values follow). Short names become long ones."""
+    """Flag in snake case -> value as typed (True for a bare flag, a list when several values follow). Short names
+    become long ones."""
     aliases = _ALIASES.get(engine, {})
     result: dict[str, Value] = {}
     index = 0
@@ -59,7 +77,8 @@ def _value(word: str) -> Value:
 
 
 def argv_facts(found: Found, argv: Sequence[str], engine: str) -> dict[str, Value]:
-    """States what the command line asks for and returns the flags. ``found`` should carry source launch.json and basis argv."""
+    """States what the command line asks for and returns the flags. ``found`` should carry source launch.json and basis
+    argv."""
     flags = asked(argv, engine)
     found.add("settings.asked", dict(flags))
     if engine == "sglang":
@@ -87,12 +106,21 @@ def _common(found: Found, flags: Mapping[str, Value]) -> None:
 
 
 def _sglang(found: Found, flags: Mapping[str, Value]) -> None:
-    for name, key in (("parallel.tp", "tp_size"), ("parallel.pp", "pp_size"), ("parallel.dp", "dp_size"), ("parallel.ep", "ep_size"), ("parallel.nodes", "nnodes")):
+    for name, key in (
+        ("parallel.tp", "tp_size"),
+        ("parallel.pp", "pp_size"),
+        ("parallel.dp", "dp_size"),
+        ("parallel.ep", "ep_size"),
+        ("parallel.nodes", "nnodes"),
+    ):
         value = flags.get(key)
         found.add(name, value if isinstance(value, int) and value is not True else 1)
     found.add("parallel.dp_attention", flags.get("enable_dp_attention") is True)
-    found.add("graphs.disable_flag", bool(flags.get("disable_cuda_graph") or flags.get("disable_decode_cuda_graph"))
-              or flags.get("cuda_graph_backend_decode") == "disabled")  # fmt: skip
+    found.add(
+        "graphs.disable_flag",
+        bool(flags.get("disable_cuda_graph") or flags.get("disable_decode_cuda_graph"))
+        or flags.get("cuda_graph_backend_decode") == "disabled",
+    )
     found.add("kv.prefix_cache", not flags.get("disable_radix_cache"))
     if flags.get("disable_overlap_schedule") is True:
         found.add("scheduler.overlap", False)
@@ -106,7 +134,10 @@ def _sglang(found: Found, flags: Mapping[str, Value]) -> None:
     if isinstance(method, str):
         name = method.lower()
         own = flags.get("speculative_draft_model_path") in (None, flags.get("model_path"))
-        found.add("spec.method", "mtp" if name == "nextn" or (name == "eagle" and own) else {"standalone": "draft_model"}.get(name, name))
+        found.add(
+            "spec.method",
+            "mtp" if name == "nextn" or (name == "eagle" and own) else {"standalone": "draft_model"}.get(name, name),
+        )
         drafts, steps = flags.get("speculative_num_draft_tokens"), flags.get("speculative_num_steps")
         if isinstance(drafts, int) and drafts > 0:
             found.add("spec.draft_tokens", drafts - 1)
@@ -117,7 +148,11 @@ def _sglang(found: Found, flags: Mapping[str, Value]) -> None:
 
 
 def _vllm(found: Found, flags: Mapping[str, Value]) -> None:
-    for name, key in (("parallel.tp", "tensor_parallel_size"), ("parallel.pp", "pipeline_parallel_size"), ("parallel.dp", "data_parallel_size")):
+    for name, key in (
+        ("parallel.tp", "tensor_parallel_size"),
+        ("parallel.pp", "pipeline_parallel_size"),
+        ("parallel.dp", "data_parallel_size"),
+    ):
         value = flags.get(key)
         found.add(name, value if isinstance(value, int) and value is not True else 1)
     tp, dp = found.get("parallel.tp"), found.get("parallel.dp")
@@ -146,7 +181,8 @@ def _vllm(found: Found, flags: Mapping[str, Value]) -> None:
 
 
 def speculation_facts(found: Found, flags: Mapping[str, Value]) -> None:
-    """spec.method and spec.draft_tokens from vLLM's speculative settings (``speculative_config`` and its short forms)."""
+    """spec.method and spec.draft_tokens from vLLM's speculative settings (``speculative_config`` and its short
+    forms)."""
     config = flags.get("speculative_config")
     if isinstance(config, str) and config.startswith("{"):
         config = literal(config)
@@ -163,8 +199,13 @@ def speculation_facts(found: Found, flags: Mapping[str, Value]) -> None:
 
 
 def env_facts(found: Found, env: Mapping[str, str]) -> None:
-    """States what an environment decides: NCCL variables, peer access, a forced acceptance length, a forced attention kernel."""
-    variables = sorted(f"{key}={value}" for key, value in env.items() if key.startswith("NCCL_") and key not in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"))
+    """States what an environment decides: NCCL variables, peer access, a forced acceptance length, a forced attention
+    kernel."""
+    variables = sorted(
+        f"{key}={value}"
+        for key, value in env.items()
+        if key.startswith("NCCL_") and key not in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")
+    )
     found.add("nccl.env", variables)
     if str(env.get("NCCL_P2P_DISABLE", "")).strip() not in ("", "0"):
         found.add("topology.p2p", "disabled_by_env")

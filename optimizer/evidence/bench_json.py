@@ -1,4 +1,5 @@
-"""Reads benchmark rows (``bench.json``) into client facts: one set per load level, and one without a label for the highest level."""
+"""Reads benchmark rows (``bench.json``) into client facts: one set per load level, and one without a label for the
+highest level."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,11 +8,19 @@ from optimizer.evidence.literal import strict_json
 from optimizer.model.base import Scalar, Value
 
 _METRICS = (
-    ("output_tps", "client.output_tps"), ("total_tps", "client.total_tps"), ("ttft_p50_ms", "client.ttft_ms_p50"),
-    ("ttft_p99_ms", "client.ttft_ms_p99"), ("tpot_p50_ms", "client.itl_ms_p50"), ("tpot_p99_ms", "client.itl_ms_p99"),
-    ("itl_p50_ms", "client.itl_ms_p50"), ("itl_p99_ms", "client.itl_ms_p99"), ("e2e_p50_ms", "client.e2e_ms_p50"),
-    ("requests", "client.requests"), ("failed", "client.failed_requests"), ("duration_s", "client.duration_s"),
-)  # fmt: skip
+    ("output_tps", "client.output_tps"),
+    ("total_tps", "client.total_tps"),
+    ("ttft_p50_ms", "client.ttft_ms_p50"),
+    ("ttft_p99_ms", "client.ttft_ms_p99"),
+    ("tpot_p50_ms", "client.itl_ms_p50"),
+    ("tpot_p99_ms", "client.itl_ms_p99"),
+    ("itl_p50_ms", "client.itl_ms_p50"),
+    ("itl_p99_ms", "client.itl_ms_p99"),
+    ("e2e_p50_ms", "client.e2e_ms_p50"),
+    ("requests", "client.requests"),
+    ("failed", "client.failed_requests"),
+    ("duration_s", "client.duration_s"),
+)
 
 
 def read_bench(data: bytes) -> tuple[dict[str, Value], ...]:
@@ -27,7 +36,8 @@ def levels_of(rows: Sequence[Mapping[str, Value]]) -> tuple[int, ...]:
 
 
 def bench_facts(found: Found, rows: Sequence[Mapping[str, Value]]) -> None:
-    """States client.*; a second workload at the same concurrency gets a ``prompts`` label, so that it never replaces the first."""
+    """States client.*; a second workload at the same concurrency gets a ``prompts`` label, so that it never replaces
+    the first."""
     seen: set[int] = set()
     top: Mapping[str, Value] | None = None
     for row in rows:
@@ -43,13 +53,17 @@ def bench_facts(found: Found, rows: Sequence[Mapping[str, Value]]) -> None:
         seen.add(level)
         _state(found, row, labels)
     if top is None:
-        found.missing("client.output_tps", "the benchmark has no row: the server never became ready, or nothing was measured")
+        found.missing(
+            "client.output_tps", "the benchmark has no row: the server never became ready, or nothing was measured"
+        )
         return
     found.add("client.concurrency", _count(top.get("c")))
     _state(found, top, {})
     found.add("client.input_tokens", _count(top.get("prompt_tokens")))
     found.add("client.output_tokens", _count(top.get("out_tokens")))
-    source = {"random": "random", "repeat": "repeated", "dataset": "dataset", "production": "production"}.get(str(top.get("workload")))
+    source = {"random": "random", "repeat": "repeated", "dataset": "dataset", "production": "production"}.get(
+        str(top.get("workload"))
+    )
     found.add("client.prompt_source", source)
     asked, failed = _number(top.get("requests")), _number(top.get("failed"))
     duration = _number(top.get("duration_s"))

@@ -1,5 +1,7 @@
-"""An evidence bundle: a folder of recorded files, one case file, or files just collected from a live box. Reads exactly the allowed
-files and keys, bounded in size, and merges what the parsers found. ``read_bundle`` is the only place here that opens files."""
+"""An evidence bundle: a folder of recorded files, one case file, or files just collected from a live box. Reads
+exactly the allowed
+files and keys, bounded in size, and merges what the parsers found. ``read_bundle`` is the only place here that opens
+files."""
 
 import json
 import os
@@ -24,12 +26,51 @@ LOG_HEAD_BYTES = 16 * 1024 * 1024  # a longer log keeps its start (start-up fact
 LOG_TAIL_BYTES = 48 * 1024 * 1024
 FILE_BYTES = 32 * 1024 * 1024
 FOLDER_FILES = (
-    "launch.json", "server.log", "help.txt", "metrics.txt", "metrics_before.txt", "server_info.json", "gpu.csv", "topo.txt", "nvidia-smi-q.txt",
-    "bench.json", "config.json", "nccl.log", "host.json", "exit.json",
-)  # fmt: skip
+    "launch.json",
+    "server.log",
+    "help.txt",
+    "metrics.txt",
+    "metrics_before.txt",
+    "server_info.json",
+    "gpu.csv",
+    "topo.txt",
+    "nvidia-smi-q.txt",
+    "bench.json",
+    "config.json",
+    "nccl.log",
+    "host.json",
+    "exit.json",
+)
 SHARED_FILES = ("help.txt", "topo.txt", "nvidia-smi-q.txt")
-LAUNCH_KEYS = ("name", "engine", "engine_version", "gpu", "gpu_count", "interconnect", "model", "argv", "env", "ready", "start_s", "roles")
-CASE_KEYS = ("engine", "engine_version", "date", "gpu", "gpu_count", "interconnect", "model", "argv", "known_flags", "env", "log_lines", "facts", "tests")
+LAUNCH_KEYS = (
+    "name",
+    "engine",
+    "engine_version",
+    "gpu",
+    "gpu_count",
+    "interconnect",
+    "model",
+    "argv",
+    "env",
+    "ready",
+    "start_s",
+    "roles",
+)
+CASE_KEYS = (
+    "engine",
+    "engine_version",
+    "date",
+    "gpu",
+    "gpu_count",
+    "interconnect",
+    "model",
+    "argv",
+    "known_flags",
+    "env",
+    "log_lines",
+    "facts",
+    "tests",
+)
 
 
 class Bundle(Frozen):
@@ -60,7 +101,9 @@ def read_bundle(path: Path) -> Bundle:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise EvidenceError(f"The evidence {str(path)!r} cannot be read: {error.strerror or error}.", hint=_SHAPE) from error
+        raise EvidenceError(
+            f"The evidence {str(path)!r} cannot be read: {error.strerror or error}.", hint=_SHAPE
+        ) from error
     if stat.S_ISDIR(mode):
         return bundle_from_files(*_folder(path))
     if not stat.S_ISREG(mode):
@@ -88,8 +131,11 @@ def bundle_from_case(data: bytes, where: str = "case") -> Bundle:
     return _bundle(launch, evidence, kind="case", files_digest=digest)
 
 
-def bundle_from_files(files: Mapping[str, bytes], shared: frozenset[str] = frozenset(), notes: tuple[Missing, ...] = ()) -> Bundle:
-    """Files by their bundle name (the executor collects them from a live box). A log that was read in two parts comes as ``server.log``
+def bundle_from_files(
+    files: Mapping[str, bytes], shared: frozenset[str] = frozenset(), notes: tuple[Missing, ...] = ()
+) -> Bundle:
+    """Files by their bundle name (the executor collects them from a live box). A log that was read in two parts comes
+    as ``server.log``
     and ``server.log@OFFSET``. ``shared`` names files that describe the box rather than this launch."""
     if "launch.json" not in files:
         raise EvidenceError("The evidence has no launch.json, so neither engine nor arguments are known.", hint=_SHAPE)
@@ -103,22 +149,38 @@ def bundle_from_files(files: Mapping[str, bytes], shared: frozenset[str] = froze
     evidence = evidence.merged(derived_facts(evidence, launch.engine, gathered.config))
     digest = sha256_hex("".join(f"{name}\0{sha256_hex(files[name])}\n" for name in sorted(files)))
     return _bundle(
-        launch.with_version(evidence), evidence, files_digest=digest, bench=gathered.bench, model_config_json=gathered.config,
-        help_text=files.get("help.txt", b"").decode("utf-8", "replace"), server_info=gathered.info,
-    )  # fmt: skip
+        launch.with_version(evidence),
+        evidence,
+        files_digest=digest,
+        bench=gathered.bench,
+        model_config_json=gathered.config,
+        help_text=files.get("help.txt", b"").decode("utf-8", "replace"),
+        server_info=gathered.info,
+    )
 
 
 def _bundle(launch: Launch, evidence: Evidence, **rest: Any) -> Bundle:
     return Bundle(
-        engine=launch.engine, engine_version=launch.engine_version, name=launch.name, gpu=launch.gpu, gpu_count=launch.gpu_count,
-        interconnect=launch.interconnect, model=launch.model, argv=launch.argv, env=dict(launch.env), ready=launch.ready,
-        start_s=launch.start_s, evidence=evidence, **rest,
-    )  # fmt: skip
+        engine=launch.engine,
+        engine_version=launch.engine_version,
+        name=launch.name,
+        gpu=launch.gpu,
+        gpu_count=launch.gpu_count,
+        interconnect=launch.interconnect,
+        model=launch.model,
+        argv=launch.argv,
+        env=dict(launch.env),
+        ready=launch.ready,
+        start_s=launch.start_s,
+        evidence=evidence,
+        **rest,
+    )
 
 
 _SHAPE = (
-    "Give a folder with at least launch.json (keys name, engine, engine_version, gpu, gpu_count, interconnect, model, argv, env, ready), "
-    "usually with server.log, metrics.txt, server_info.json and bench.json beside it, or a case file with engine, facts and log_lines."
+    "Give a folder with at least launch.json (keys name, engine, engine_version, gpu, gpu_count, interconnect, model, "
+    "argv, env, ready), usually with server.log, metrics.txt, server_info.json and bench.json beside it, "
+    "or a case file with engine, facts and log_lines."
 )
 
 
@@ -136,7 +198,11 @@ def _launch(raw: Value) -> Launch:
 
 def _log_pieces(files: Mapping[str, bytes]) -> tuple[Piece, ...]:
     pieces = [Piece(files["server.log"])] if "server.log" in files else []
-    later = sorted((int(name.partition("@")[2]), name) for name in files if name.startswith("server.log@") and name.partition("@")[2].isdigit())
+    later = sorted(
+        (int(name.partition("@")[2]), name)
+        for name in files
+        if name.startswith("server.log@") and name.partition("@")[2].isdigit()
+    )
     pieces.extend(Piece(files[name], offset, None) for offset, name in later)
     return tuple(pieces)
 
@@ -164,12 +230,15 @@ def _folder(path: Path) -> tuple[dict[str, bytes], frozenset[str], tuple[Missing
             notes.append(Missing(name=f"file.{name}", reason=f"{name} cannot be read: {error.strerror or error}"))
     if "launch.json" not in files:
         reasons = "; ".join(note.reason for note in notes if note.name == "file.launch.json")
-        raise EvidenceError(f"The folder {str(path)!r} has no readable launch.json{': ' + reasons if reasons else ''}.", hint=_SHAPE)
+        raise EvidenceError(
+            f"The folder {str(path)!r} has no readable launch.json{': ' + reasons if reasons else ''}.", hint=_SHAPE
+        )
     return files, frozenset(shared), tuple(notes)
 
 
 def _unfit(target: Path, root: Path) -> str:
-    """Why this path is not read, or nothing: only regular files inside the bundle are, and a device could block for ever."""
+    """Why this path is not read, or nothing: only regular files inside the bundle are, and a device could block for
+    ever."""
     try:
         real = target.resolve(strict=True)
         mode = real.stat().st_mode

@@ -1,4 +1,5 @@
-"""Turns the allowed keys of a case file into a launch and evidence. What a case does not mention is missing, never false."""
+"""Turns the allowed keys of a case file into a launch and evidence. What a case does not mention is missing, never
+false."""
 
 from collections.abc import Mapping
 
@@ -9,17 +10,27 @@ from optimizer.model.base import Scalar, Value
 from optimizer.model.evidence import Evidence, Fact
 
 # Facts that only a whole log can support; a few quoted lines cannot.
-_WHOLE_LOG_ONLY = ("decode.lines", "prefill.lines", "startup.last_stage", "kernel.jit_in_serving", "validity.servers_in_log", "kv.token_readings_missing")
+_WHOLE_LOG_ONLY = (
+    "decode.lines",
+    "prefill.lines",
+    "startup.last_stage",
+    "kernel.jit_in_serving",
+    "validity.servers_in_log",
+    "kv.token_readings_missing",
+)
 
 
 def case_parts(case: Mapping[str, Value]) -> tuple[Launch, Evidence]:
-    """Raises ValueError naming the key that is malformed. Facts made under a test carry the label ``test`` with its name."""
+    """Raises ValueError naming the key that is malformed. Facts made under a test carry the label ``test`` with its
+    name."""
     argv = case.get("argv")
     flags = case.get("known_flags")
     whole = isinstance(argv, list) and bool(argv)
     if flags is not None and not (isinstance(flags, list) and all(isinstance(flag, str) for flag in flags)):
         raise ValueError("known_flags must be a list of texts")
-    described = {key: case.get(key) for key in ("engine", "engine_version", "gpu", "gpu_count", "interconnect", "model", "env")}
+    described = {
+        key: case.get(key) for key in ("engine", "engine_version", "gpu", "gpu_count", "interconnect", "model", "env")
+    }
     launch = Launch.read({**described, "argv": argv if whole else flags, "name": ""})
     asked = launch_facts(launch, complete=whole)
     if not whole:
@@ -43,7 +54,11 @@ def case_parts(case: Mapping[str, Value]) -> tuple[Launch, Evidence]:
         outcome = startup_outcome(launch.model_copy(update={"ready": None}), log, evidence)
         read = part.evidence().merged(outcome)
         kept = tuple(_as_key(fact) for fact in read.facts if fact.name not in _WHOLE_LOG_ONLY)
-        evidence = evidence.merged(Evidence(facts=kept, unrecognised_lines=read.unrecognised_lines, unrecognised_examples=read.unrecognised_examples))
+        evidence = evidence.merged(
+            Evidence(
+                facts=kept, unrecognised_lines=read.unrecognised_lines, unrecognised_examples=read.unrecognised_examples
+            )
+        )
     return launch, evidence
 
 
@@ -61,18 +76,25 @@ def _facts(raw: Value, source: str, extra: Mapping[str, Scalar]) -> tuple[Fact, 
         if not isinstance(item, dict) or not isinstance(item.get("name"), str) or item.get("value") is None:
             raise ValueError("every fact needs a name and a value")
         labels = item.get("labels") or {}
-        if not isinstance(labels, dict) or not all(value is None or isinstance(value, bool | int | float | str) for value in labels.values()):
+        if not isinstance(labels, dict) or not all(
+            value is None or isinstance(value, bool | int | float | str) for value in labels.values()
+        ):
             raise ValueError(f"the labels of {item['name'][:80]} must map names to plain values")
         limits = item.get("range")
         span = None
         if isinstance(limits, list) and len(limits) == 2 and all(isinstance(limit, int | float) for limit in limits):
             span = (float(limits[0]), float(limits[1]))
         bound = item.get("bound")
-        facts.append(Fact(
-            name=item["name"], value=item["value"], unit=str(item.get("unit") or UNITS.get(item["name"], "")),
-            labels={**{str(key): value for key, value in labels.items()}, **extra}, source=source,
-            bound=bound if bound in ("at_least", "at_most") else None, range=span, basis=str(item.get("basis") or "reported")[:40],
-        ))  # fmt: skip
+        facts.append(
+            Fact(
+                name=item["name"],
+                value=item["value"],
+                unit=str(item.get("unit") or UNITS.get(item["name"], "")),
+                labels={**{str(key): value for key, value in labels.items()}, **extra},
+                source=source,
+                bound=bound if bound in ("at_least", "at_most") else None,
+                range=span,
+                basis=str(item.get("basis") or "reported")[:40],
+            )
+        )
     return tuple(facts)
-
-

@@ -1,4 +1,5 @@
-"""What the live survey of a box reads for an engine, as data: files, commands and URLs with their limits. Whoever can reach a box
+"""What the live survey of a box reads for an engine, as data: files, commands and URLs with their limits. Whoever can
+reach a box
 loops over it, puts the answers under the names given here and calls ``bundle_from_files``. Every item is read-only."""
 
 from optimizer.evidence.derived import version_key
@@ -18,7 +19,8 @@ class Url(Frozen):
 
 
 class Command(Frozen):
-    """An argument vector (never a shell line). Its standard output goes to ``file``; a missing program is a missing fact, no error."""
+    """An argument vector (never a shell line). Its standard output goes to ``file``; a missing program is a missing
+    fact, no error."""
 
     file: str
     argv: tuple[str, ...]
@@ -55,7 +57,10 @@ _COMMANDS = (
     Command(file="nvidia-smi-q.txt", argv=("nvidia-smi", "-q"), deadline_s=20.0),
     Command(file="topo.txt", argv=("nvidia-smi", "topo", "-m"), deadline_s=20.0),
     Command(file="gpu.csv", argv=("nvidia-smi", f"--query-gpu={_SMI_TABLE}", "--format=csv,noheader"), repeat_s=1.0),
-    Command(file="gpu_processes.csv", argv=("nvidia-smi", "--query-compute-apps=pid,gpu_uuid,used_memory", "--format=csv,noheader")),
+    Command(
+        file="gpu_processes.csv",
+        argv=("nvidia-smi", "--query-compute-apps=pid,gpu_uuid,used_memory", "--format=csv,noheader"),
+    ),
 )
 _FILES = (
     FileRead(file="server.log", path="{log}", head_bytes=16 * MIB, tail_bytes=32 * MIB, deadline_s=30.0),
@@ -64,7 +69,9 @@ _FILES = (
 
 
 def collect_plan(engine: str, version: str = "") -> CollectPlan:
-    """What to read for this engine; endpoint names follow the version when it is known, else both spellings are tried."""
+    """What to read for this engine; endpoint names follow the version when it is known, else both spellings are
+    tried."""
+    urls: tuple[Url, ...]
     if engine == "sglang":
         known = version_key(version)
         # Renamed in 0.5.6; the old name still answers there and logs a warning into the log that we read.
@@ -85,13 +92,24 @@ def collect_plan(engine: str, version: str = "") -> CollectPlan:
             Url(file="server_info.json", paths=("/server_info?config_format=json",)),
         )
     else:
-        urls = (Url(file="metrics.txt", paths=("/metrics",)), Url(file="models.json", paths=("/v1/models",), max_bytes=MIB))
+        urls = (
+            Url(file="metrics.txt", paths=("/metrics",)),
+            Url(file="models.json", paths=("/v1/models",), max_bytes=MIB),
+        )
     return CollectPlan(engine=engine, urls=urls, commands=_COMMANDS, files=_FILES)
 
 
 def help_command(engine: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """How to ask this server's own build for its flags: the command that started it, with ``--help`` in place of its arguments."""
-    launcher = next((index for index, word in enumerate(argv) if word in ("sglang.launch_server", "vllm.entrypoints.openai.api_server")), None)
+    """How to ask this server's own build for its flags: the command that started it, with ``--help`` in place of its
+    arguments."""
+    launcher = next(
+        (
+            index
+            for index, word in enumerate(argv)
+            if word in ("sglang.launch_server", "vllm.entrypoints.openai.api_server")
+        ),
+        None,
+    )
     if launcher is not None and launcher > 0:
         return (*argv[: launcher + 1], "--help")
     serve = next((index for index, word in enumerate(argv) if word == "serve"), None)

@@ -1,4 +1,5 @@
-"""Facts that follow from other facts by arithmetic or a table. Every one is marked ``derived`` and points at the facts it came from."""
+"""Facts that follow from other facts by arithmetic or a table. Every one is marked ``derived`` and points at the facts
+it came from."""
 
 import math
 import re
@@ -10,19 +11,56 @@ from optimizer.model.evidence import Evidence, Fact
 
 # Substring of the product name -> compute capability. Longer names first where one contains another.
 _ARCH: tuple[tuple[str, str], ...] = (
-    ("gb300", "sm_103"), ("b300", "sm_103"), ("gb200", "sm_100"), ("b200", "sm_100"), ("b100", "sm_100"), ("gb10", "sm_121"), ("dgx spark", "sm_121"),
-    ("rtx pro 6000", "sm_120"), ("rtx pro", "sm_120"), ("rtx 50", "sm_120"), ("rtx50", "sm_120"), ("5090", "sm_120"), ("5080", "sm_120"),
-    ("rtx 6000 ada", "sm_89"), ("rtx 5000 ada", "sm_89"), ("rtx 4000 ada", "sm_89"), ("l40", "sm_89"), ("rtx 40", "sm_89"), ("4090", "sm_89"), (" l4", "sm_89"),
-    ("gh200", "sm_90"), ("h200", "sm_90"), ("h100", "sm_90"), ("h800", "sm_90"), ("h20", "sm_90"),
-    ("rtx a6000", "sm_86"), ("a6000", "sm_86"), ("a40", "sm_86"), ("a10g", "sm_86"), ("a10", "sm_86"), ("rtx 30", "sm_86"), ("3090", "sm_86"),
-    ("a100", "sm_80"), ("a800", "sm_80"), ("a30", "sm_80"), ("tesla t4", "sm_75"), (" t4", "sm_75"), ("rtx 20", "sm_75"), ("v100", "sm_70"),
-    ("mi355", "gfx950"), ("mi350", "gfx950"), ("mi325", "gfx942"), ("mi300", "gfx942"), ("mi250", "gfx90a"),
-)  # fmt: skip
+    ("gb300", "sm_103"),
+    ("b300", "sm_103"),
+    ("gb200", "sm_100"),
+    ("b200", "sm_100"),
+    ("b100", "sm_100"),
+    ("gb10", "sm_121"),
+    ("dgx spark", "sm_121"),
+    ("rtx pro 6000", "sm_120"),
+    ("rtx pro", "sm_120"),
+    ("rtx 50", "sm_120"),
+    ("rtx50", "sm_120"),
+    ("5090", "sm_120"),
+    ("5080", "sm_120"),
+    ("rtx 6000 ada", "sm_89"),
+    ("rtx 5000 ada", "sm_89"),
+    ("rtx 4000 ada", "sm_89"),
+    ("l40", "sm_89"),
+    ("rtx 40", "sm_89"),
+    ("4090", "sm_89"),
+    (" l4", "sm_89"),
+    ("gh200", "sm_90"),
+    ("h200", "sm_90"),
+    ("h100", "sm_90"),
+    ("h800", "sm_90"),
+    ("h20", "sm_90"),
+    ("rtx a6000", "sm_86"),
+    ("a6000", "sm_86"),
+    ("a40", "sm_86"),
+    ("a10g", "sm_86"),
+    ("a10", "sm_86"),
+    ("rtx 30", "sm_86"),
+    ("3090", "sm_86"),
+    ("a100", "sm_80"),
+    ("a800", "sm_80"),
+    ("a30", "sm_80"),
+    ("tesla t4", "sm_75"),
+    (" t4", "sm_75"),
+    ("rtx 20", "sm_75"),
+    ("v100", "sm_70"),
+    ("mi355", "gfx950"),
+    ("mi350", "gfx950"),
+    ("mi325", "gfx942"),
+    ("mi300", "gfx942"),
+    ("mi250", "gfx90a"),
+)
 _SAME = {("speculative_algorithm", "NEXTN", "EAGLE")}
 _RENAMED = {
     "sglang": {"max_running_requests": "scheduler.max_running"},
     "vllm": {},
-}  # fmt: skip
+}
 
 
 def gpu_arch(name: str) -> str | None:
@@ -41,11 +79,21 @@ def derived_facts(evidence: Evidence, engine: str, config: Mapping[str, Value] |
     _client(found, evidence)
     _requested(found, evidence, engine)
     known = {(fact.name, *sorted((key, str(value)) for key, value in fact.labels.items())) for fact in evidence.facts}
-    fresh = [fact for fact in found.evidence().facts if (fact.name, *sorted((key, str(value)) for key, value in fact.labels.items())) not in known]
+    fresh = [
+        fact
+        for fact in found.evidence().facts
+        if (fact.name, *sorted((key, str(value)) for key, value in fact.labels.items())) not in known
+    ]
     return Evidence(facts=tuple(fresh))
 
 
-def _from(found: Found, name: str, value: Value, parent: Fact | None, labels: Mapping[str, str | int | float | bool | None] | None = None) -> None:
+def _from(
+    found: Found,
+    name: str,
+    value: Value,
+    parent: Fact | None,
+    labels: Mapping[str, str | int | float | bool | None] | None = None,
+) -> None:
     """A derived fact inherits the position of the fact that decides it."""
     if value is None:
         return
@@ -83,7 +131,9 @@ def _graphs(found: Found, evidence: Evidence, engine: str) -> None:
     captured = evidence.value("graphs.prefill_captured")
     if captured is False:
         _from(found, "graphs.covers_prefill", False, evidence.get("graphs.prefill_captured"))
-    elif engine == "sglang" and sizes is not None and isinstance(sizes.value, list) and sizes.value and chunk is not None:
+    elif (
+        engine == "sglang" and sizes is not None and isinstance(sizes.value, list) and sizes.value and chunk is not None
+    ):
         _from(found, "graphs.covers_prefill", max(sizes.value) >= chunk, sizes)
     elif engine == "vllm" and largest is not None and isinstance(largest.value, int | float) and chunk is not None:
         _from(found, "graphs.covers_prefill", float(largest.value) >= chunk, largest)
@@ -120,14 +170,25 @@ def _client(found: Found, evidence: Evidence) -> None:
             continue
         labels = {"concurrency": level} if level is not None else {}
         step = next((fact for fact in evidence.all("decode.step_ms_p50") if fact.labels == labels), None)
-        if step is None or step.bound is not None or not isinstance(step.value, int | float) or not isinstance(itl.value, int | float):
+        if (
+            step is None
+            or step.bound is not None
+            or not isinstance(step.value, int | float)
+            or not isinstance(itl.value, int | float)
+        ):
             continue
         per_token = float(step.value) / max(1.0, evidence.number("spec.accept_len") or 1.0)
         if per_token > 0:
             _from(found, "client.engine_itl_ratio", float(itl.value) / per_token, itl, labels)
     asked, peak = evidence.get("client.concurrency"), evidence.number("decode.batch_p90")
     waiting = evidence.number("queue.depth_p90")
-    if asked is not None and isinstance(asked.value, int | float) and asked.value > 0 and peak is not None and waiting is not None:
+    if (
+        asked is not None
+        and isinstance(asked.value, int | float)
+        and asked.value > 0
+        and peak is not None
+        and waiting is not None
+    ):
         _from(found, "client.running_share", min(1.0, (peak + waiting) / float(asked.value)), asked)
 
 
@@ -138,7 +199,15 @@ def _requested(found: Found, evidence: Evidence, engine: str) -> None:
     changed: dict[str, Value] = {}
     for key, value in asked.items():
         now = resolved.value.get(key)
-        if key not in resolved.value or now is None or _equal(value, now) or (key, str(value), str(now)) in _SAME or "path" in key or "model" in key or value == "***":
+        if (
+            key not in resolved.value
+            or now is None
+            or _equal(value, now)
+            or (key, str(value), str(now)) in _SAME
+            or "path" in key
+            or "model" in key
+            or value == "***"
+        ):
             continue
         changed[key] = {"asked": value, "resolved": now}
     effective = evidence.number("scheduler.max_running")

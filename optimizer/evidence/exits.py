@@ -1,5 +1,7 @@
-"""Why a server did not come up, or went away, from the end of its log and its exit code. The last decisive lines count, not the first
-one that contains the word error: servers print harmless import errors, and one rank's death makes the others complain about NCCL."""
+"""Why a server did not come up, or went away, from the end of its log and its exit code. The last decisive lines
+count, not the first
+one that contains the word error: servers print harmless import errors, and one rank's death makes the others complain
+about NCCL."""
 
 import re
 from collections.abc import Iterable
@@ -12,42 +14,106 @@ TAIL_BYTES = 512 * 1024
 
 # Stage markers, so that "out of memory" can be told apart. Prefix-free: they stand anywhere in a line.
 _STAGES: tuple[tuple[bytes, str], ...] = (
-    (b"Load weight begin", "weights"), (b"Starting to load model", "weights"), (b"Loading safetensors", "weights"), (b"Loading model weights", "weights"),
-    (b"Load weight end", "pool"), (b"Loading weights took", "pool"), (b"Model loading took", "pool"), (b"Memory pool end", "pool"),
-    (b"KV cache size:", "pool"), (b"KV Cache is allocated", "pool"), (b"Capture ", "capture"), (b"Capturing ", "capture"),
-    (b"Graph capturing finished", "serving"), (b"Application startup complete", "serving"), (b"The server is fired up", "serving"),
-)  # fmt: skip
+    (b"Load weight begin", "weights"),
+    (b"Starting to load model", "weights"),
+    (b"Loading safetensors", "weights"),
+    (b"Loading model weights", "weights"),
+    (b"Load weight end", "pool"),
+    (b"Loading weights took", "pool"),
+    (b"Model loading took", "pool"),
+    (b"Memory pool end", "pool"),
+    (b"KV cache size:", "pool"),
+    (b"KV Cache is allocated", "pool"),
+    (b"Capture ", "capture"),
+    (b"Capturing ", "capture"),
+    (b"Graph capturing finished", "serving"),
+    (b"Application startup complete", "serving"),
+    (b"The server is fired up", "serving"),
+)
 
 _ARGPARSE = re.compile(rb": error: (.{1,400})$")
-_EXCEPTION = re.compile(rb"(?:^|[\s\]:])((?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception|Interrupt))(?:: ?(.{0,400}))?$")
-_FRAME = re.compile(rb'File "[^"]{1,300}(server_args\.py|arg_utils\.py|arg_groups/[\w.]{1,60}|/config/[\w.]{1,60}|argparse\.py|config\.py)", line')
-_SECONDARY = (b"See root cause above", b"Engine core initialization failed", b"EngineCore encountered an issue", b"Engine process failed to start",
-              b"failed to start", b"died during initialization", b"EngineDeadError", b"SystemExit", b"KeyboardInterrupt")  # fmt: skip
+_EXCEPTION = re.compile(
+    rb"(?:^|[\s\]:])((?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception|Interrupt))(?:: ?(.{0,400}))?$"
+)
+_FRAME = re.compile(
+    rb'File "[^"]{1,300}(server_args\.py|arg_utils\.py|arg_groups/[\w.]{1,60}|/config/[\w.]{1,60}'
+    rb'|argparse\.py|config\.py)", line'
+)
+_SECONDARY = (
+    b"See root cause above",
+    b"Engine core initialization failed",
+    b"EngineCore encountered an issue",
+    b"Engine process failed to start",
+    b"failed to start",
+    b"died during initialization",
+    b"EngineDeadError",
+    b"SystemExit",
+    b"KeyboardInterrupt",
+)
 
 _Rule = tuple[bytes, Cause]
 # A specific text decides by itself. Order matters only within one line.
 _SPECIFIC: tuple[_Rule, ...] = (
     (b"No space left on device", "disk_full"),
-    (b"Address already in use", "port_busy"), (b"address already in use", "port_busy"), (b"is already in use", "port_busy"),
-    (b"No available memory for the cache blocks", "oom_kv"), (b"larger than the available KV cache memory", "oom_kv"),
-    (b"Not enough memory. Please try to increase", "oom_kv"), (b"larger than the profiled value -", "oom_kv"),
-    (b"Loaded weights leave no GPU memory", "oom_weights"), (b"alloc_req_slots runs out of memory", "oom_kv"),
-    (b"less than desired GPU memory utilization", "gpu_memory_stuck"), (b"memory capacity is unbalanced", "gpu_memory_stuck"),
-    (b"Out of memory: Killed process", "oom_kernel"), (b"oom-kill", "oom_kernel"), (b"oom_reaper", "oom_kernel"),
-    (b"is not a valid model identifier", "model_missing"), (b"does not appear to have a file named", "model_missing"),
-    (b"RepositoryNotFoundError", "model_missing"), (b"GatedRepoError", "model_missing"), (b"LocalEntryNotFoundError", "model_missing"),
-    (b"Unrecognized model in ", "model_missing"), (b"Can't load the configuration of", "model_missing"), (b"HFValidationError", "model_missing"),
-    (b"Model path does not exist", "model_missing"), (b"OfflineModeIsEnabled", "model_missing"),
-    (b"Scheduler watchdog timeout", "unresponsive"), (b"Watchdog timeout (self.watchdog", "unresponsive"),
+    (b"Address already in use", "port_busy"),
+    (b"address already in use", "port_busy"),
+    (b"is already in use", "port_busy"),
+    (b"No available memory for the cache blocks", "oom_kv"),
+    (b"larger than the available KV cache memory", "oom_kv"),
+    (b"Not enough memory. Please try to increase", "oom_kv"),
+    (b"larger than the profiled value -", "oom_kv"),
+    (b"Loaded weights leave no GPU memory", "oom_weights"),
+    (b"alloc_req_slots runs out of memory", "oom_kv"),
+    (b"less than desired GPU memory utilization", "gpu_memory_stuck"),
+    (b"memory capacity is unbalanced", "gpu_memory_stuck"),
+    (b"Out of memory: Killed process", "oom_kernel"),
+    (b"oom-kill", "oom_kernel"),
+    (b"oom_reaper", "oom_kernel"),
+    (b"is not a valid model identifier", "model_missing"),
+    (b"does not appear to have a file named", "model_missing"),
+    (b"RepositoryNotFoundError", "model_missing"),
+    (b"GatedRepoError", "model_missing"),
+    (b"LocalEntryNotFoundError", "model_missing"),
+    (b"Unrecognized model in ", "model_missing"),
+    (b"Can't load the configuration of", "model_missing"),
+    (b"HFValidationError", "model_missing"),
+    (b"Model path does not exist", "model_missing"),
+    (b"OfflineModeIsEnabled", "model_missing"),
+    (b"Scheduler watchdog timeout", "unresponsive"),
+    (b"Watchdog timeout (self.watchdog", "unresponsive"),
     (b"Initialization failed. warmup error", "unresponsive"),
-)  # fmt: skip
-_NCCL = (b"NCCL error", b"ncclInternalError", b"ncclSystemError", b"ncclUnhandledCudaError", b"ncclRemoteError", b"DistBackendError",
-         b"Watchdog caught collective operation timeout")  # fmt: skip
-_OOM = (b"OutOfMemoryError", b"out of memory. Tried", b"CUDA out of memory", b"error: out of memory", b"cudaErrorMemoryAllocation",
-        b"CUBLAS_STATUS_ALLOC_FAILED", b"HIP out of memory", b"MemoryError", b"DefaultCPUAllocator: can't allocate")  # fmt: skip
-_WEAK = (b"Received sigquit", b"SIGQUIT received", b"crashed with exit code", b"Segmentation fault", b"core dumped", b"died unexpectedly")
+)
+_NCCL = (
+    b"NCCL error",
+    b"ncclInternalError",
+    b"ncclSystemError",
+    b"ncclUnhandledCudaError",
+    b"ncclRemoteError",
+    b"DistBackendError",
+    b"Watchdog caught collective operation timeout",
+)
+_OOM = (
+    b"OutOfMemoryError",
+    b"out of memory. Tried",
+    b"CUDA out of memory",
+    b"error: out of memory",
+    b"cudaErrorMemoryAllocation",
+    b"CUBLAS_STATUS_ALLOC_FAILED",
+    b"HIP out of memory",
+    b"MemoryError",
+    b"DefaultCPUAllocator: can't allocate",
+)
+_WEAK = (
+    b"Received sigquit",
+    b"SIGQUIT received",
+    b"crashed with exit code",
+    b"Segmentation fault",
+    b"core dumped",
+    b"died unexpectedly",
+)
 _HINT = re.compile(
-    rb"rror|emory|xception|in use|space|nterrupt|sigquit|SIGQUIT|crash|watchdog|Watchdog|oom|profiled value|fault|core dumped|died|memory|valid model|desired GPU"
+    rb"rror|emory|xception|in use|space|nterrupt|sigquit|SIGQUIT|crash|watchdog|Watchdog|oom|profiled value|fault"
+    rb"|core dumped|died|memory|valid model|desired GPU"
     rb"|unbalanced|Unrecognized|load the conf|Model path|Offline|init|Capt|Load|Start|KV |Memory|Graph|Applic|fired"
 )
 
@@ -102,12 +168,20 @@ def classify(data: bytes | Iterable[Piece], exit_code: int | None) -> Exit:
             continue
         match = _EXCEPTION.search(raw)
         if match and b"Ignore import error" not in raw and not any(word in raw for word in _SECONDARY):
-            generic.append((line, match[1].decode("ascii", "replace"), text(match[2] or b"", 300), index - config_frame < 12))
+            generic.append(
+                (line, match[1].decode("ascii", "replace"), text(match[2] or b"", 300), index - config_frame < 12)
+            )
     return _decide(specific, generic, weak, serving, stage, exit_code)
 
 
-def _decide(specific: list[tuple[int, Cause, Line]], generic: list[tuple[Line, str, str, bool]], weak: Line | None, serving: bool,
-            stage: str, exit_code: int | None) -> Exit:  # fmt: skip
+def _decide(
+    specific: list[tuple[int, Cause, Line]],
+    generic: list[tuple[Line, str, str, bool]],
+    weak: Line | None,
+    serving: bool,
+    stage: str,
+    exit_code: int | None,
+) -> Exit:
     if specific:
         best = max(weight for weight, _, _ in specific)
         _, cause, line = next(item for item in reversed(specific) if item[0] == best)
@@ -115,7 +189,13 @@ def _decide(specific: list[tuple[int, Cause, Line]], generic: list[tuple[Line, s
     if generic:
         line, kind, message, from_config = generic[-1]
         short = kind.rpartition(".")[2]
-        cause = "bad_flag" if from_config and short in ("ValueError", "AssertionError", "ValidationError", "NotImplementedError", "KeyError", "TypeError") else "crashed"
+        cause = (
+            "bad_flag"
+            if from_config
+            and short
+            in ("ValueError", "AssertionError", "ValidationError", "NotImplementedError", "KeyError", "TypeError")
+            else "crashed"
+        )
         if short == "ValidationError" and not serving:
             cause = "bad_flag"
         return Exit(cause, _shorten(f"{short}: {message}".rstrip(": ")), line)
@@ -123,13 +203,29 @@ def _decide(specific: list[tuple[int, Cause, Line]], generic: list[tuple[Line, s
         return Exit("crashed", _shorten(text(weak.raw, 300)), weak)
     if exit_code is None:
         if serving:
-            return Exit("unresponsive", "The server had come up and then stopped answering; its log ends without an error.", None)
-        return Exit("not_ready_in_time", f"The server was still starting (last stage: {stage}) when its time was over; its log shows no error.", None)
+            return Exit(
+                "unresponsive",
+                "The server had come up and then stopped answering; its log ends without an error.",
+                None,
+            )
+        return Exit(
+            "not_ready_in_time",
+            f"The server was still starting (last stage: {stage}) when its time was over; its log shows no error.",
+            None,
+        )
     if exit_code in (-9, 137):
         cause = "oom_load" if stage == "weights" else "crashed"
-        return Exit(cause, "Killed by signal 9 without a word in the log; often the kernel's out-of-memory killer, or someone's kill -9.", None)
+        return Exit(
+            cause,
+            "Killed by signal 9 without a word in the log: often the kernel's out-of-memory killer, or a kill -9.",
+            None,
+        )
     if exit_code < 0 or exit_code > 128:
-        return Exit("crashed", f"Killed by signal {-exit_code if exit_code < 0 else exit_code - 128}; its log ends without an error.", None)
+        return Exit(
+            "crashed",
+            f"Killed by signal {-exit_code if exit_code < 0 else exit_code - 128}; its log ends without an error.",
+            None,
+        )
     return Exit("exited", f"Exited with code {exit_code}; its log shows no error that is known.", None)
 
 

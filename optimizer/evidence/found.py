@@ -1,4 +1,5 @@
-"""Collects facts while a parser reads: last statement about a name and its labels wins, units come from one table, and what
+"""Collects facts while a parser reads: last statement about a name and its labels wins, units come from one table, and
+what
 could not be read is kept with its reason. Knows no file format."""
 
 import math
@@ -85,7 +86,9 @@ class Found:
     def evidence(self) -> Evidence:
         return Evidence(
             facts=tuple(self._facts.values()),
-            missing=tuple(Missing(name=name, reason=reason) for name, reason in self._missing.items() if not self.has(name)),
+            missing=tuple(
+                Missing(name=name, reason=reason) for name, reason in self._missing.items() if not self.has(name)
+            ),
             unrecognised_lines=self.unrecognised,
             unrecognised_examples=tuple(self.examples),
         )

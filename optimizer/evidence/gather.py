@@ -1,8 +1,11 @@
-"""Runs the parsers over the files of one launch and merges what they say: weakest statement first (what was asked), strongest last
+"""Runs the parsers over the files of one launch and merges what they say: weakest statement first (what was asked),
+strongest last
 (what the log shows). Pure: bytes in, evidence out."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from pydantic import Field
 
 from optimizer.evidence.argv import argv_facts, env_facts
 from optimizer.evidence.bench_json import bench_facts, levels_of, read_bench
@@ -21,12 +24,28 @@ from optimizer.model.base import Frozen, Value
 from optimizer.model.evidence import Evidence, Missing
 
 OUTCOME_OF_CAUSE = {
-    "oom_weights": "oom", "oom_kv": "oom", "oom_capture": "oom", "oom_load": "oom", "oom_kernel": "oom", "bad_flag": "bad_flag",
-    "model_missing": "load_error", "hang_loading": "hang", "unresponsive": "hang", "not_ready_in_time": "timeout",
-}  # fmt: skip
+    "oom_weights": "oom",
+    "oom_kv": "oom",
+    "oom_capture": "oom",
+    "oom_load": "oom",
+    "oom_kernel": "oom",
+    "bad_flag": "bad_flag",
+    "model_missing": "load_error",
+    "hang_loading": "hang",
+    "unresponsive": "hang",
+    "not_ready_in_time": "timeout",
+}
 # What each file would have told; stated as missing when the file is absent and nothing else told it.
 _TELLS = {
-    "server.log": ("startup.outcome", "graphs.mode", "kv.pool_tokens", "decode.batch_p90", "decode.graph_off_share", "queue.depth_p95", "kv.usage_p95"),
+    "server.log": (
+        "startup.outcome",
+        "graphs.mode",
+        "kv.pool_tokens",
+        "decode.batch_p90",
+        "decode.graph_off_share",
+        "queue.depth_p95",
+        "kv.usage_p95",
+    ),
     "metrics.txt": ("kv.preemptions", "kv.prefix_hit_share", "server.requests_total"),
     "server_info.json": ("settings.resolved",),
     "gpu.csv": ("gpu.sm_util_p50", "gpu.mem_util_p50", "gpu.power_share", "gpu.sm_clock_share"),
@@ -49,7 +68,7 @@ class Launch(Frozen):
     interconnect: str = ""
     model: str = ""
     argv: tuple[str, ...] = ()
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
     ready: bool | None = None
     start_s: float | None = None
 
@@ -66,7 +85,9 @@ class Launch(Frozen):
         argv, env, count = raw.get("argv"), raw.get("env"), raw.get("gpu_count")
         if argv is not None and not (isinstance(argv, list) and all(isinstance(part, str) for part in argv)):
             raise ValueError("argv must be a list of texts")
-        if env is not None and not (isinstance(env, dict) and all(isinstance(value, str | int | float) for value in env.values())):
+        if env is not None and not (
+            isinstance(env, dict) and all(isinstance(value, str | int | float) for value in env.values())
+        ):
             raise ValueError("env must map names to texts")
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 100_000):
             raise ValueError("gpu_count must be a whole number from 0")
@@ -76,15 +97,27 @@ class Launch(Frozen):
         if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
             raise ValueError("start_s must be a number of seconds")
         return cls(
-            engine=word("engine").lower(), engine_version=word("engine_version"), name=word("name"), gpu=word("gpu"), gpu_count=count,
-            interconnect=word("interconnect"), model=word("model"), argv=tuple(argv or ())[:4000],
-            env={str(key): str(value) for key, value in (env or {}).items()}, ready=ready, start_s=None if seconds is None else float(seconds),
-        )  # fmt: skip
+            engine=word("engine").lower(),
+            engine_version=word("engine_version"),
+            name=word("name"),
+            gpu=word("gpu"),
+            gpu_count=count,
+            interconnect=word("interconnect"),
+            model=word("model"),
+            argv=tuple(argv or ())[:4000],
+            env={str(key): str(value) for key, value in (env or {}).items()},
+            ready=ready,
+            start_s=None if seconds is None else float(seconds),
+        )
 
     def with_version(self, evidence: Evidence) -> "Launch":
         """The version that the server itself reports, where launch.json has none."""
         told = evidence.value("engine.version")
-        return self if self.engine_version or not isinstance(told, str) else self.model_copy(update={"engine_version": told})
+        return (
+            self
+            if self.engine_version or not isinstance(told, str)
+            else self.model_copy(update={"engine_version": told})
+        )
 
 
 class Gathered(NamedTuple):
@@ -95,7 +128,8 @@ class Gathered(NamedTuple):
 
 
 def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], log: tuple[Piece, ...]) -> Gathered:
-    """Facts of one launch. A file that cannot be read becomes *missing* with the reason; nothing here raises for bad content."""
+    """Facts of one launch. A file that cannot be read becomes *missing* with the reason; nothing here raises for bad
+    content."""
     notes: list[Missing] = []
     parts: list[Evidence] = []
 
@@ -141,18 +175,24 @@ def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], l
         merged = merged.merged(part.evidence())
     absent = [
         Missing(name=name, reason=f"the bundle has no {file}")
-        for file, names in _TELLS.items() if file not in files and not (file == "server_info.json" and launch.engine in ENGINES_WITHOUT_INFO)
+        for file, names in _TELLS.items()
+        if file not in files and not (file == "server_info.json" and launch.engine in ENGINES_WITHOUT_INFO)
         for name in names
-    ]  # fmt: skip
+    ]
     known = {item.name for item in merged.missing}
     merged = merged.merged(Evidence(missing=tuple(item for item in absent if item.name not in known)))
     return Gathered(merged, rows, config, info)
 
 
 def launch_facts(launch: Launch, *, complete: bool = True) -> Found:
-    """Identity, arguments and environment. ``complete`` false: only a part of them is known, so absence says nothing."""
+    """Identity, arguments and environment. ``complete`` false: only a part of them is known, so absence says
+    nothing."""
     part = Found("launch.json", "argv")
-    part.add("engine.name", launch.engine if launch.engine in ("sglang", "vllm", "tensorrt-llm") else "other", basis="reported")
+    part.add(
+        "engine.name",
+        launch.engine if launch.engine in ("sglang", "vllm", "tensorrt-llm") else "other",
+        basis="reported",
+    )
     part.add("engine.version", launch.engine_version or None, basis="reported")
     if launch.gpu:
         part.add("gpu.name", launch.gpu, basis="reported")
@@ -160,7 +200,11 @@ def launch_facts(launch: Launch, *, complete: bool = True) -> Found:
         part.add("gpu.count", launch.gpu_count, basis="reported")
     link = launch.interconnect.lower()
     if launch.gpu_count is not None and launch.gpu_count > 1:
-        part.add("topology.gpu_link", "nvlink" if link.startswith(("nvlink", "nv")) else "pcie" if link.startswith("pcie") else None, basis="reported")
+        part.add(
+            "topology.gpu_link",
+            "nvlink" if link.startswith(("nvlink", "nv")) else "pcie" if link.startswith("pcie") else None,
+            basis="reported",
+        )
     if launch.argv:
         flags = argv_facts(part, launch.argv, launch.engine)
         if not complete:
@@ -174,12 +218,18 @@ def launch_facts(launch: Launch, *, complete: bool = True) -> Found:
 
 
 _DEFAULTS: dict[str, tuple[Value, tuple[str, ...]]] = {
-    "parallel.tp": (1, ("tp_size", "tensor_parallel_size")), "parallel.pp": (1, ("pp_size", "pipeline_parallel_size")),
-    "parallel.dp": (1, ("dp_size", "data_parallel_size")), "parallel.ep": (1, ("ep_size",)), "parallel.nodes": (1, ("nnodes",)),
-    "parallel.dp_attention": (False, ("enable_dp_attention",)), "graphs.disable_flag": (False, ("enforce_eager", "disable_cuda_graph")),
-    "kv.prefix_cache": (True, ("enable_prefix_caching",)), "kernel.attention_forced": (False, ()), "kernel.quant_flag": ("none", ()),
+    "parallel.tp": (1, ("tp_size", "tensor_parallel_size")),
+    "parallel.pp": (1, ("pp_size", "pipeline_parallel_size")),
+    "parallel.dp": (1, ("dp_size", "data_parallel_size")),
+    "parallel.ep": (1, ("ep_size",)),
+    "parallel.nodes": (1, ("nnodes",)),
+    "parallel.dp_attention": (False, ("enable_dp_attention",)),
+    "graphs.disable_flag": (False, ("enforce_eager", "disable_cuda_graph")),
+    "kv.prefix_cache": (True, ("enable_prefix_caching",)),
+    "kernel.attention_forced": (False, ()),
+    "kernel.quant_flag": ("none", ()),
     "spec.method": ("none", ("speculative_algorithm", "speculative_config")),
-}  # fmt: skip
+}
 
 
 def _only_stated(part: Found, flags: Mapping[str, Value]) -> None:
@@ -188,7 +238,9 @@ def _only_stated(part: Found, flags: Mapping[str, Value]) -> None:
             part.drop(name)
 
 
-def log_facts(engine: str, log: tuple[Piece, ...], levels: tuple[int, ...] = (), version: str = "", source: str = "server.log") -> Found:
+def log_facts(
+    engine: str, log: tuple[Piece, ...], levels: tuple[int, ...] = (), version: str = "", source: str = "server.log"
+) -> Found:
     """Facts of a server log by the engine's parser; an unknown engine's log is read for NCCL lines only."""
     if engine == "sglang":
         sglang = SglangLog(source, version)
@@ -244,7 +296,9 @@ def _info(launch: Launch, files: Mapping[str, bytes], parts: list[Evidence], not
     return info
 
 
-def startup_outcome(launch: Launch, log: tuple[Piece, ...], evidence: Evidence, exit_json: bytes | None = None) -> Evidence:
+def startup_outcome(
+    launch: Launch, log: tuple[Piece, ...], evidence: Evidence, exit_json: bytes | None = None
+) -> Evidence:
     """startup.outcome and, for a failed start, startup.cause and startup.message with the line that decided."""
     part = Found("server.log", "log")
     total = launch.start_s if launch.start_s is not None and launch.start_s > 0 else None
@@ -273,7 +327,11 @@ def startup_outcome(launch: Launch, log: tuple[Piece, ...], evidence: Evidence, 
     outcome = OUTCOME_OF_CAUSE.get(verdict.cause, "other")
     if verdict.cause == "crashed" and "apture" in verdict.message and "raph" in verdict.message:
         outcome = "capture_failed"
-    for name, value in (("startup.outcome", outcome), ("startup.cause", verdict.cause), ("startup.message", verdict.message)):
+    for name, value in (
+        ("startup.outcome", outcome),
+        ("startup.cause", verdict.cause),
+        ("startup.message", verdict.message),
+    ):
         part.add(name, value, verdict.line)
     return part.evidence()
 
@@ -288,5 +346,7 @@ def _conflicts(launch: Launch, evidence: Evidence, info: Mapping[str, Value]) ->
     if isinstance(asked, dict) and isinstance(resolved, dict):
         for key in ("port", "tp_size"):
             if key in asked and key in resolved and asked[key] != resolved[key]:
-                found.append(f"launch.json says {key} {str(asked[key])[:40]}, the server says {str(resolved[key])[:40]}")
+                found.append(
+                    f"launch.json says {key} {str(asked[key])[:40]}, the server says {str(resolved[key])[:40]}"
+                )
     return found

@@ -1,4 +1,5 @@
-"""Splits raw log bytes into lines with their number and byte offset. Never decodes a whole file and never runs a regex over
+"""Splits raw log bytes into lines with their number and byte offset. Never decodes a whole file and never runs a regex
+over
 an unbounded line: a log may be broken UTF-8, full of progress bars, or one line of a gigabyte."""
 
 import re
@@ -12,7 +13,8 @@ _STAMP = re.compile(rb"\[(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d
 
 
 class Piece(NamedTuple):
-    """A stretch of a log. ``first_line`` is None when the stretch does not start at the top (its line numbers are unknown)."""
+    """A stretch of a log. ``first_line`` is None when the stretch does not start at the top (its line numbers are
+    unknown)."""
 
     data: bytes
     offset: int = 0
@@ -20,7 +22,8 @@ class Piece(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line without its terminator. ``number`` counts newlines from 1, as editors and grep do; a carriage return starts
+    """One line without its terminator. ``number`` counts newlines from 1, as editors and grep do; a carriage return
+    starts
     a new line here (progress bars) but not a new number. ``start`` is the byte offset within the source."""
 
     number: int | None
@@ -54,7 +57,8 @@ def pieces_of(data: bytes | Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 def text(raw: bytes, limit: int = 2000) -> str:
-    """Printable text of a line: escape sequences and control characters dropped, broken UTF-8 replaced, cut at ``limit``."""
+    """Printable text of a line: escape sequences and control characters dropped, broken UTF-8 replaced, cut at
+    ``limit``."""
     return _ANSI.sub(b"", raw[: limit * 2]).decode("utf-8", "replace")[:limit]
 
 

@@ -1,4 +1,5 @@
-"""Reads Python literals that engines print (``server_args=ServerArgs(a=1, b='x')``, ``{'a': 1}``) without evaluating anything:
+"""Reads Python literals that engines print (``server_args=ServerArgs(a=1, b='x')``, ``{'a': 1}``) without evaluating
+anything:
 what is not a plain literal becomes the text that was printed."""
 
 import ast

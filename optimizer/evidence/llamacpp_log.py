@@ -1,4 +1,5 @@
-"""Reads a llama.cpp server log: slots, context, per-request timings. Small on purpose: the server prints no step lines."""
+"""Reads a llama.cpp server log: slots, context, per-request timings. Small on purpose: the server prints no step
+lines."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -45,7 +46,8 @@ class LlamacppLog:
                 self._stage = "weights"
 
     def finish(self, levels: Sequence[int] = ()) -> Found:
-        """States slot, context and speed facts; ``levels`` is accepted for symmetry, requests carry no concurrency here."""
+        """States slot, context and speed facts; ``levels`` is accepted for symmetry, requests carry no concurrency
+        here."""
         if self._steps:
             middle = quantile([step for step, _ in self._steps], 0.5)
             self.found.add("decode.step_ms_p50", middle, next(line for step, line in self._steps if step == middle))
@@ -53,6 +55,8 @@ class LlamacppLog:
             milliseconds = sum(item[0] for item in self._prompts)
             tokens = sum(item[1] for item in self._prompts)
             if milliseconds > 0:
-                self.found.add("prefill.throughput_tps", 1000 * tokens / milliseconds, self._prompts[-1][2], basis="derived")
+                self.found.add(
+                    "prefill.throughput_tps", 1000 * tokens / milliseconds, self._prompts[-1][2], basis="derived"
+                )
         self.found.add("startup.last_stage", self._stage or None)
         return self.found

@@ -1,4 +1,5 @@
-"""Facts from a model's ``config.json``: kind of model, experts, quantisation, draft layers. Sizes and speeds are computed elsewhere."""
+"""Facts from a model's ``config.json``: kind of model, experts, quantisation, draft layers. Sizes and speeds are
+computed elsewhere."""
 
 from collections.abc import Mapping
 
@@ -8,7 +9,15 @@ from optimizer.evidence.sglang_args import quantization
 from optimizer.model.base import Value
 
 MAX_DIMENSION = 10**8
-_DIMENSIONS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size", "head_dim")
+_DIMENSIONS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "intermediate_size",
+    "head_dim",
+)
 
 
 def read_config(data: bytes) -> dict[str, Value]:
@@ -20,7 +29,9 @@ def read_config(data: bytes) -> dict[str, Value]:
         if isinstance(part, dict):
             for key in _DIMENSIONS:
                 value = part.get(key)
-                if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_DIMENSION):
+                if value is not None and (
+                    isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_DIMENSION
+                ):
                     raise ValueError(f"{key} is {str(value)[:40]}, which no model has")
     return config
 
@@ -29,15 +40,33 @@ def config_facts(found: Found, config: Mapping[str, Value]) -> None:
     """States model.*; a key that is absent makes no statement."""
     text = config.get("text_config")
     inner: Mapping[str, Value] = text if isinstance(text, dict) else config
-    experts = next((inner[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if _whole(inner.get(key))), None)
+    experts = next(
+        (inner[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if _whole(inner.get(key))), None
+    )
     if "hidden_size" in inner or experts is not None:
         found.add("model.moe_experts", experts if isinstance(experts, int) else 0)
     kinds = inner.get("layer_types")
     linear = isinstance(kinds, list) and any("linear" in str(kind) or "mamba" in str(kind) for kind in kinds)
-    hybrid = linear or any(key in inner for key in ("full_attention_interval", "mamba_d_state", "mamba_d_ssm", "hybrid_override_pattern", "linear_num_value_heads"))
+    hybrid = linear or any(
+        key in inner
+        for key in (
+            "full_attention_interval",
+            "mamba_d_state",
+            "mamba_d_ssm",
+            "hybrid_override_pattern",
+            "linear_num_value_heads",
+        )
+    )
     if "hidden_size" in inner:
         found.add("model.hybrid_state", hybrid)
-    layers = next((inner[key] for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "n_predict") if _whole(inner.get(key))), None)
+    layers = next(
+        (
+            inner[key]
+            for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "n_predict")
+            if _whole(inner.get(key))
+        ),
+        None,
+    )
     if "hidden_size" in inner:
         found.add("model.mtp_layers", layers if isinstance(layers, int) else 0)
     names = config.get("architectures")

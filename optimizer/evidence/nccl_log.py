@@ -1,4 +1,5 @@
-"""Reads NCCL's own log lines (NCCL_DEBUG=INFO) wherever they stand in a server log: transport, channels, protocol, environment,
+"""Reads NCCL's own log lines (NCCL_DEBUG=INFO) wherever they stand in a server log: transport, channels, protocol,
+environment,
 error texts. The largest communicator is the main one."""
 
 import re
@@ -6,10 +7,15 @@ import re
 from optimizer.evidence.found import Found
 from optimizer.evidence.lines import Line, text
 
-_CHANNEL = re.compile(rb"Channel (\d{1,3})(?:/\d{1,3})? : \d{1,5}\[[0-9a-f]{1,8}\] -> \d{1,5}\[[0-9a-f]{1,8}\] (?:\[\w{1,8}\] )?via (\S{1,60})")
+_CHANNEL = re.compile(
+    rb"Channel (\d{1,3})(?:/\d{1,3})? : \d{1,5}\[[0-9a-f]{1,8}\] -> \d{1,5}\[[0-9a-f]{1,8}\] "
+    rb"(?:\[\w{1,8}\] )?via (\S{1,60})"
+)
 _COUNT = re.compile(rb"Channel \d{1,3}/(\d{1,3}) : ")
 _SET = re.compile(rb"(NCCL_\w{1,60}) set by environment to (\S{1,200}?)\.?$")
-_TUNING = re.compile(rb"(?:AllReduce|all_reduce)\w{0,20}: (\d{1,14}) Bytes -> Algo (\w{1,20}) proto (\w{1,10})", re.IGNORECASE)
+_TUNING = re.compile(
+    rb"(?:AllReduce|all_reduce)\w{0,20}: (\d{1,14}) Bytes -> Algo (\w{1,20}) proto (\w{1,10})", re.IGNORECASE
+)
 _VERSION = re.compile(rb"NCCL version (\d[\w.+]{0,40})")
 _NVLS = re.compile(rb"(\d{1,3}) nvls channels")
 _RANKS = re.compile(rb"nranks (\d{1,5})", re.IGNORECASE)
@@ -36,7 +42,12 @@ class NcclLog:
         raw = line.raw[:2000]
         if b"NCCL INFO" in raw:
             self._info(line, raw)
-        elif b"NCCL WARN" in raw or b"Watchdog caught collective" in raw or b"NCCL error" in raw or b"ncclUnhandledCudaError" in raw:
+        elif (
+            b"NCCL WARN" in raw
+            or b"Watchdog caught collective" in raw
+            or b"NCCL error" in raw
+            or b"ncclUnhandledCudaError" in raw
+        ):
             self._error(line, raw)
         match = _VERSION.search(raw)
         if match and not self._found.has("nccl.version"):

@@ -1,6 +1,7 @@
 """Reads nvidia-smi: the sampled table (``gpu.csv``), the full query (``-q``) and the topology matrix (``topo -m``)."""
 
 import re
+from collections.abc import Callable
 
 from optimizer.evidence.found import Found, quantile
 from optimizer.evidence.lines import Line, iter_lines, pieces_of, text
@@ -9,12 +10,23 @@ _VALUE = re.compile(r"-?\d+(?:\.\d+)?")
 _CELL = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")
 _WORST_FIRST = ("sys", "node", "phb", "pxb", "pix", "nvlink")
 _PCIE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # GB/s per lane and direction
-_REASONS = (("SW Power Cap", "sw_power_cap"), ("HW Power Brake Slowdown", "hw_power_brake"), ("SW Thermal Slowdown", "sw_thermal"),
-            ("HW Thermal Slowdown", "hw_thermal"))  # fmt: skip
+_REASONS = (
+    ("SW Power Cap", "sw_power_cap"),
+    ("HW Power Brake Slowdown", "hw_power_brake"),
+    ("SW Thermal Slowdown", "sw_thermal"),
+    ("HW Thermal Slowdown", "hw_thermal"),
+)
 
 
-def csv_facts(found: Found, data: bytes, gpus: int | None = None, power_limit_w: float | None = None, max_sm_mhz: float | None = None) -> None:
-    """Samples ``time, index, SM util, memory util, memory used, power, SM clock, temperature``, one a second and GPU, no header."""
+def csv_facts(
+    found: Found,
+    data: bytes,
+    gpus: int | None = None,
+    power_limit_w: float | None = None,
+    max_sm_mhz: float | None = None,
+) -> None:
+    """Samples ``time, index, SM util, memory util, memory used, power, SM clock, temperature``, one a second and GPU,
+    no header."""
     rows: list[tuple[Line, list[float | None]]] = []
     bad = 0
     for line in iter_lines(pieces_of(data)):
@@ -27,12 +39,16 @@ def csv_facts(found: Found, data: bytes, gpus: int | None = None, power_limit_w:
             continue
         rows.append((line, numbers))
     if not rows:
-        found.missing("gpu.sm_util_p50", "the table holds no sample" if not bad else f"none of its {bad} rows could be read")
+        found.missing(
+            "gpu.sm_util_p50", "the table holds no sample" if not bad else f"none of its {bad} rows could be read"
+        )
         return
     last = rows[-1][0]
 
     def middle(column: int, share: float = 0.5) -> float | None:
-        return quantile([cells[column] or 0.0 for _, cells in rows if len(cells) > column and cells[column] is not None], share)
+        return quantile(
+            [cells[column] or 0.0 for _, cells in rows if len(cells) > column and cells[column] is not None], share
+        )
 
     found.add("gpu.sm_util_p50", middle(1), last)
     found.add("gpu.mem_util_p50", middle(2), last)
@@ -58,7 +74,8 @@ class SmiQuery:
 
 
 def query_facts(found: Found, data: bytes, *, under_load: bool = False) -> SmiQuery:
-    """States name, memory, driver, power limit. Link and throttle state only when the query was made ``under_load``: an idle GPU
+    """States name, memory, driver, power limit. Link and throttle state only when the query was made ``under_load``:
+    an idle GPU
     lowers its link and clocks by design."""
     result = SmiQuery()
     section: list[tuple[int, str]] = []
@@ -98,14 +115,22 @@ def query_facts(found: Found, data: bytes, *, under_load: bool = False) -> SmiQu
     for path, name in (("Product Name", "gpu.name"), ("Driver Version", "gpu.driver"), ("CUDA Version", "gpu.cuda")):
         if path in seen and seen[path][0] not in ("N/A", ""):
             found.add(name, seen[path][0][:120], seen[path][1])
-    if gpus:
-        found.add("gpu.count", gpus, seen.get("Product Name", next(iter(seen.values()), ("", None)))[1])  # type: ignore[arg-type]
-    for path, name in (("MIG Mode/Current", "gpu.mig"), ("Persistence Mode", "gpu.persistence"), ("ECC Mode/Current", "gpu.ecc")):
+    if gpus and "Product Name" in seen:
+        found.add("gpu.count", gpus, seen["Product Name"][1])
+    for path, name in (
+        ("MIG Mode/Current", "gpu.mig"),
+        ("Persistence Mode", "gpu.persistence"),
+        ("ECC Mode/Current", "gpu.ecc"),
+    ):
         if path in seen and seen[path][0] in ("Enabled", "Disabled"):
             found.add(name, seen[path][0] == "Enabled", seen[path][1])
     state("gpu.memory_total_gib", "FB Memory Usage/Total", 1 / 1024)
     prefix = "GPU Power Readings" if "GPU Power Readings/Current Power Limit" in seen else "Power Readings"
-    limit = number(f"{prefix}/Current Power Limit") or number(f"{prefix}/Power Limit") or number(f"{prefix}/Enforced Power Limit")
+    limit = (
+        number(f"{prefix}/Current Power Limit")
+        or number(f"{prefix}/Power Limit")
+        or number(f"{prefix}/Enforced Power Limit")
+    )
     default = number(f"{prefix}/Default Power Limit")
     if limit:
         result.power_limit_w = limit[0]
@@ -119,15 +144,19 @@ def query_facts(found: Found, data: bytes, *, under_load: bool = False) -> SmiQu
     return result
 
 
-def _under_load(found: Found, seen: dict[str, tuple[str, Line]], number: "object") -> None:
-    reader = number if callable(number) else None
-    if reader is None:
-        return
+def _under_load(
+    found: Found, seen: dict[str, tuple[str, Line]], reader: Callable[[str], tuple[float, Line] | None]
+) -> None:
     for title in ("Clocks Event Reasons", "Clocks Throttle Reasons"):
         for text_name, reason in _REASONS:
             for path in (f"{title}/{text_name}", f"{title}/HW Slowdown/{text_name}"):
                 if path in seen:
-                    found.add("gpu.throttle_share", 1.0 if seen[path][0] == "Active" else 0.0, seen[path][1], labels={"reason": reason})
+                    found.add(
+                        "gpu.throttle_share",
+                        1.0 if seen[path][0] == "Active" else 0.0,
+                        seen[path][1],
+                        labels={"reason": reason},
+                    )
     root = next((path[: path.index("PCIe Generation")] for path in seen if "PCIe Generation" in path), None)
     if root is None:
         return
@@ -162,7 +191,11 @@ def topo_facts(found: Found, data: bytes, gpus: int | None = None) -> None:
                 if column == "NUMA Affinity" and cell and cell != "N/A":
                     nodes.add(cell)
                 continue
-            if (gpus is not None and int(other[1]) >= gpus) or int(other[1]) == int(row[1]) or not _CELL.fullmatch(cell):
+            if (
+                (gpus is not None and int(other[1]) >= gpus)
+                or int(other[1]) == int(row[1])
+                or not _CELL.fullmatch(cell)
+            ):
                 continue
             kind = "nvlink" if cell.startswith("NV") else cell.lower()
             if kind in _WORST_FIRST:

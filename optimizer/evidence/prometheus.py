@@ -1,4 +1,5 @@
-"""Reads a Prometheus text exposition and turns SGLang, vLLM and llama.cpp metrics into facts. With two snapshots, counters are
+"""Reads a Prometheus text exposition and turns SGLang, vLLM and llama.cpp metrics into facts. With two snapshots,
+counters are
 differences; with one, they count from the start of the server."""
 
 import math
@@ -22,7 +23,8 @@ class Sample(NamedTuple):
 
 
 class Metrics:
-    """Samples by name. Duplicates are kept in order; NaN and infinities are left out; ``_created`` and buckets are not read."""
+    """Samples by name. Duplicates are kept in order; NaN and infinities are left out; ``_created`` and buckets are not
+    read."""
 
     def __init__(self, samples: Iterable[Sample] = ()) -> None:
         self._samples: dict[str, list[Sample]] = {}
@@ -39,8 +41,11 @@ class Metrics:
         return []
 
     def total(self, *names: str, **labels: str) -> float | None:
-        """Sum over all series with these labels (rank 0 only where several tensor-parallel ranks report the same counter)."""
-        found = [item for item in self.all(*names) if all(item.labels.get(key) == value for key, value in labels.items())]
+        """Sum over all series with these labels (rank 0 only where several tensor-parallel ranks report the same
+        counter)."""
+        found = [
+            item for item in self.all(*names) if all(item.labels.get(key) == value for key, value in labels.items())
+        ]
         if len({item.labels.get("tp_rank") for item in found}) > 1:
             found = [item for item in found if item.labels.get("tp_rank") == "0"]
         return sum(item.value for item in found) if found else None
@@ -79,7 +84,10 @@ def _samples(pieces: tuple[Piece, ...], unreadable: list[int]) -> Iterator[Sampl
         if not math.isfinite(value) or count >= MAX_SAMPLES:
             continue
         count += 1
-        labels = {key.decode("ascii", "replace"): text.decode("utf-8", "replace") for key, text in _LABEL.findall(match[2] or b"")}
+        labels = {
+            key.decode("ascii", "replace"): text.decode("utf-8", "replace")
+            for key, text in _LABEL.findall(match[2] or b"")
+        }
         yield Sample(match[1].decode("ascii", "replace"), labels, value, line)
 
 
@@ -87,7 +95,12 @@ def metrics_facts(found: Found, now: Metrics, before: Metrics | None = None) -> 
     """States the facts of whichever engine wrote the metrics."""
     if not now:
         found.missing("kv.usage_p95", "the metrics hold no sample")
-    elif now.all("sglang:num_running_reqs", "sglang:max_total_num_tokens", "sglang:prompt_tokens_total", "sglang:cuda_graph_passes_total"):
+    elif now.all(
+        "sglang:num_running_reqs",
+        "sglang:max_total_num_tokens",
+        "sglang:prompt_tokens_total",
+        "sglang:cuda_graph_passes_total",
+    ):
         _sglang(found, now, before)
     elif now.all("vllm:num_requests_running", "vllm:prompt_tokens_total"):
         _vllm(found, now, before)
@@ -98,7 +111,8 @@ def metrics_facts(found: Found, now: Metrics, before: Metrics | None = None) -> 
 
 
 def _difference(now: Metrics, before: Metrics | None, *names: str, **labels: str) -> float | None:
-    """Increase of a counter; the whole counter when there is no earlier snapshot or when the server restarted in between."""
+    """Increase of a counter; the whole counter when there is no earlier snapshot or when the server restarted in
+    between."""
     value = now.total(*names, **labels)
     if value is None or before is None:
         return value
@@ -124,10 +138,16 @@ def _sglang(found: Found, now: Metrics, before: Metrics | None) -> None:
     found.add("engine.name", "sglang", now.line("sglang:num_running_reqs", "sglang:cuda_graph_passes_total"))
     passes = "sglang:cuda_graph_passes_total"
     at = now.line(passes)
-    kinds = {kind: _difference(now, before, passes, mode=kind) for kind in
-             ("decode_cuda_graph", "decode_none", "prefill_cuda_graph", "prefill_none")}  # fmt: skip
-    for kind, name in (("decode_cuda_graph", "decode.graph_passes"), ("decode_none", "decode.eager_passes"),
-                       ("prefill_cuda_graph", "prefill.graph_passes"), ("prefill_none", "prefill.eager_passes")):  # fmt: skip
+    kinds = {
+        kind: _difference(now, before, passes, mode=kind)
+        for kind in ("decode_cuda_graph", "decode_none", "prefill_cuda_graph", "prefill_none")
+    }
+    for kind, name in (
+        ("decode_cuda_graph", "decode.graph_passes"),
+        ("decode_none", "decode.eager_passes"),
+        ("prefill_cuda_graph", "prefill.graph_passes"),
+        ("prefill_none", "prefill.eager_passes"),
+    ):
         if at is not None:
             line = next((item.line for item in now.all(passes) if item.labels.get("mode") == kind), at)
             found.add(name, _whole(kinds[kind] or 0.0), line)
@@ -154,12 +174,20 @@ def _vllm(found: Found, now: Metrics, before: Metrics | None) -> None:
     hits = _difference(now, before, "vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
     queries = _difference(now, before, "vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
     if queries:
-        found.add("kv.prefix_hit_share", (hits or 0.0) / queries, now.line("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"))
+        found.add(
+            "kv.prefix_hit_share",
+            (hits or 0.0) / queries,
+            now.line("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+        )
     _vllm_speculation(found, now, before)
-    waiting = {item.labels.get("reason", ""): item for item in now.all("vllm:num_requests_waiting_by_reason") if item.value > 0}
+    waiting = {
+        item.labels.get("reason", ""): item for item in now.all("vllm:num_requests_waiting_by_reason") if item.value > 0
+    }
     if waiting:
         reason, item = max(waiting.items(), key=lambda pair: pair[1].value)
-        found.add("queue.reason", {"capacity": "capacity", "deferred": "deferred", "slots": "slots"}.get(reason), item.line)
+        found.add(
+            "queue.reason", {"capacity": "capacity", "deferred": "deferred", "slots": "slots"}.get(reason), item.line
+        )
     for sample in now.all("vllm:cache_config_info"):
         size, blocks = sample.labels.get("block_size", ""), sample.labels.get("num_gpu_blocks", "")
         if size.isdigit():
@@ -195,17 +223,25 @@ def _vllm_speculation(found: Found, now: Metrics, before: Metrics | None) -> Non
     for item in now.all("vllm:spec_decode_num_accepted_tokens_per_pos_total"):
         place = item.labels.get("position", "")
         if place.isdigit():
-            positions[int(place)] = _difference(now, before, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position=place) or 0.0
+            positions[int(place)] = (
+                _difference(now, before, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position=place) or 0.0
+            )
     if positions and drafts > 0:
         found.add("spec.accept_by_position", [round(positions[key] / drafts, 4) for key in sorted(positions)], at)
 
 
 def _server(found: Found, now: Metrics, before: Metrics | None, engine: str, requests: str, queue: str) -> None:
-    for name, metric in (("server.prompt_tokens_total", f"{engine}:prompt_tokens_total"), ("server.output_tokens_total", f"{engine}:generation_tokens_total"),
-                         ("server.requests_total", requests)):  # fmt: skip
+    for name, metric in (
+        ("server.prompt_tokens_total", f"{engine}:prompt_tokens_total"),
+        ("server.output_tokens_total", f"{engine}:generation_tokens_total"),
+        ("server.requests_total", requests),
+    ):
         found.add(name, _whole(_difference(now, before, metric)), now.line(metric))
-    for name, metric in (("server.mean_ttft_ms", f"{engine}:time_to_first_token_seconds"), ("server.mean_itl_ms", f"{engine}:inter_token_latency_seconds"),
-                         ("server.queue_time_ms", queue)):  # fmt: skip
+    for name, metric in (
+        ("server.mean_ttft_ms", f"{engine}:time_to_first_token_seconds"),
+        ("server.mean_itl_ms", f"{engine}:inter_token_latency_seconds"),
+        ("server.queue_time_ms", queue),
+    ):
         found.add(name, _mean_ms(now, before, metric), now.line(f"{metric}_sum"))
 
 
@@ -220,13 +256,31 @@ def _llamacpp(found: Found, now: Metrics, before: Metrics | None) -> None:
     found.add("engine.name", "other", now.line("llamacpp:tokens_predicted_total"))
     busy = now.total("llamacpp:n_busy_slots_per_decode")
     found.add("decode.batch_p50", busy, now.line("llamacpp:n_busy_slots_per_decode"))
-    tokens, seconds = _difference(now, before, "llamacpp:tokens_predicted_total"), _difference(now, before, "llamacpp:tokens_predicted_seconds_total")
+    tokens, seconds = (
+        _difference(now, before, "llamacpp:tokens_predicted_total"),
+        _difference(now, before, "llamacpp:tokens_predicted_seconds_total"),
+    )
     if tokens and seconds:
         # Seconds are summed over slots that decode side by side.
-        found.add("decode.throughput_tps", tokens / seconds * (busy or 1.0), now.line("llamacpp:tokens_predicted_total"), basis="derived")
-    computed, cached = _difference(now, before, "llamacpp:prompt_tokens_total"), _difference(now, before, "llamacpp:prompt_tokens_cached_total")
-    found.add("kv.prefix_hit_share", _share(cached or 0.0, computed), now.line("llamacpp:prompt_tokens_cached_total", "llamacpp:prompt_tokens_total"))
-    drafted, accepted = _difference(now, before, "llamacpp:spec_decode_num_draft_tokens_total"), _difference(now, before, "llamacpp:spec_decode_num_accepted_tokens_total")
+        found.add(
+            "decode.throughput_tps",
+            tokens / seconds * (busy or 1.0),
+            now.line("llamacpp:tokens_predicted_total"),
+            basis="derived",
+        )
+    computed, cached = (
+        _difference(now, before, "llamacpp:prompt_tokens_total"),
+        _difference(now, before, "llamacpp:prompt_tokens_cached_total"),
+    )
+    found.add(
+        "kv.prefix_hit_share",
+        _share(cached or 0.0, computed),
+        now.line("llamacpp:prompt_tokens_cached_total", "llamacpp:prompt_tokens_total"),
+    )
+    drafted, accepted = (
+        _difference(now, before, "llamacpp:spec_decode_num_draft_tokens_total"),
+        _difference(now, before, "llamacpp:spec_decode_num_accepted_tokens_total"),
+    )
     drafts = _difference(now, before, "llamacpp:spec_decode_num_drafts_total")
     if drafts and accepted is not None and drafted:
         found.add("spec.accept_len", 1 + accepted / drafts, now.line("llamacpp:spec_decode_num_drafts_total"))

@@ -1,4 +1,5 @@
-"""Reads SGLang's /get_server_info or /server_info answer (all versions) and vLLM's /version, /v1/models and developer server_info."""
+"""Reads SGLang's /get_server_info or /server_info answer (all versions) and vLLM's /version, /v1/models and developer
+server_info."""
 
 from collections.abc import Mapping
 
@@ -15,7 +16,11 @@ def sglang_info_facts(found: Found, info: Mapping[str, Value]) -> None:
     if isinstance(version, str):
         found.add("engine.version", version[:80])
         found.add("engine.name", "sglang")
-    settings = {key: value for key, value in info.items() if key not in _NOT_SETTINGS and "api_key" not in key and "password" not in key}
+    settings = {
+        key: value
+        for key, value in info.items()
+        if key not in _NOT_SETTINGS and "api_key" not in key and "password" not in key
+    }
     if "model_path" in settings or "tp_size" in settings:
         found.add("settings.resolved", settings)
         setting_facts(found, settings)

@@ -1,4 +1,5 @@
-"""Facts from SGLang's resolved arguments (the ``server_args=`` line or server_info). A resolved value is what the server made of
+"""Facts from SGLang's resolved arguments (the ``server_args=`` line or server_info). A resolved value is what the
+server made of
 the request; what it really did is in the log and wins where both speak."""
 
 from collections.abc import Callable, Mapping
@@ -10,10 +11,25 @@ from optimizer.model.base import Value
 Adder = Callable[[str, Value], None]
 
 _DTYPES = {
-    "auto": None, "bfloat16": "bf16", "bf16": "bf16", "half": "fp16", "float16": "fp16", "fp16": "fp16", "float": None,
-    "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "fp8_ds_mla": "fp8", "fp8_inc": "fp8",
-    "int8": "int8", "nvfp4": "nvfp4", "fp4_e2m1": "nvfp4", "uint8": None,
-}  # fmt: skip
+    "auto": None,
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "half": "fp16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "float": None,
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "fp8_ds_mla": "fp8",
+    "fp8_inc": "fp8",
+    "int8": "int8",
+    "nvfp4": "nvfp4",
+    "fp4_e2m1": "nvfp4",
+    "uint8": None,
+}
 _QUANT = ("nvfp4", "mxfp4", "awq", "gptq", "fp8", "int8", "int4")
 
 
@@ -37,15 +53,24 @@ def quantization(value: str | None) -> str | None:
 
 
 def setting_facts(found: Found, args: Mapping[str, Value], at: Line | None = None) -> None:
-    """States parallel.*, graphs.disable_flag, spec.*, kernel.*, scheduler.*, prefill.*, kv.* facts that the arguments decide."""
+    """States parallel.*, graphs.disable_flag, spec.*, kernel.*, scheduler.*, prefill.*, kv.* facts that the arguments
+    decide."""
 
     def add(name: str, value: Value) -> None:
         found.add(name, value, at)
 
-    for name, keys in (("parallel.tp", ("tp_size",)), ("parallel.pp", ("pp_size",)), ("parallel.dp", ("dp_size",)), ("parallel.ep", ("ep_size",)),
-                       ("parallel.nodes", ("nnodes",)), ("scheduler.max_prefill_tokens", ("max_prefill_tokens",)), ("kv.block_tokens", ("page_size",)),
-                       ("scheduler.max_running_asked", ("max_running_requests",)), ("spec.steps", ("speculative_num_steps",)),
-                       ("spec.topk", ("speculative_eagle_topk",))):  # fmt: skip
+    for name, keys in (
+        ("parallel.tp", ("tp_size",)),
+        ("parallel.pp", ("pp_size",)),
+        ("parallel.dp", ("dp_size",)),
+        ("parallel.ep", ("ep_size",)),
+        ("parallel.nodes", ("nnodes",)),
+        ("scheduler.max_prefill_tokens", ("max_prefill_tokens",)),
+        ("kv.block_tokens", ("page_size",)),
+        ("scheduler.max_running_asked", ("max_running_requests",)),
+        ("spec.steps", ("speculative_num_steps",)),
+        ("spec.topk", ("speculative_eagle_topk",)),
+    ):
         value = _int(args, *keys)
         if value is not None:
             add(name, value)
@@ -75,7 +100,12 @@ def setting_facts(found: Found, args: Mapping[str, Value], at: Line | None = Non
     _kernels(add, args)
     _speculation(add, args)
     if isinstance(args.get("enable_flashinfer_allreduce_fusion"), bool):
-        add("allreduce.fusion", "on" if args["enable_flashinfer_allreduce_fusion"] or args.get("enable_aiter_allreduce_fusion") is True else "off")
+        add(
+            "allreduce.fusion",
+            "on"
+            if args["enable_flashinfer_allreduce_fusion"] or args.get("enable_aiter_allreduce_fusion") is True
+            else "off",
+        )
     if args.get("disable_custom_all_reduce") is True and (_int(args, "tp_size") or 1) > 1:
         add("allreduce.custom", "off_flag")
     offload = args.get("cpu_offload_gb")

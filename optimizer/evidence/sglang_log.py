@@ -1,4 +1,5 @@
-"""Reads an SGLang server log, versions 0.4.6 to 0.5.23: start-up facts, Decode and Prefill lines, fall-backs and retractions.
+"""Reads an SGLang server log, versions 0.4.6 to 0.5.23: start-up facts, Decode and Prefill lines, fall-backs and
+retractions.
 
 A line is dispatched by the first six bytes of its message, so that the megabytes of other text cost almost nothing."""
 
@@ -19,8 +20,8 @@ _DECODE = re.compile(
     rb"gen throughput \(token/s\): ([\d.]{1,16}), #queue-req: (\d{1,9})"
 )
 _PREFILL = re.compile(
-    rb"Prefill batch[.,] #new-seq: \d{1,9}, #new-token: (\d{1,12}), #cached-token: (\d{1,12}), token usage: ([\d.]{1,12}), "
-    rb"#running-req: (\d{1,9}), #queue-req: (\d{1,9}), #pending-token: \d{1,12}, (?:[a-z]{2,5} graph: (True|False), )?"
+    rb"Prefill batch[.,] #new-seq: \d{1,9}, #new-token: (\d{1,12}), #cached-token: (\d{1,12}), "
+    rb"token usage: ([\d.]{1,12}), #running-req: (\d{1,9}), #queue-req: (\d{1,9}), #pending-token: \d{1,12}, (?:[a-z]{2,5} graph: (True|False), )?"
     rb"input throughput \(token/s\): ([\d.]{1,16})"
 )
 _FIELD = re.compile(rb"([#A-Za-z][#A-Za-z0-9 +/()\[\]._-]{0,40}): (True|False|-?[\d.]{1,16}%?)(?=[,\s]|$)")
@@ -29,7 +30,9 @@ _MAX_TOTAL = re.compile(
     rb"max_total_num_tokens=(\d{1,12}), chunked_prefill_size=(-?\d{1,9}|None), max_prefill_tokens=(\d{1,12}), "
     rb"max_running_requests=(\d{1,9}), context_len=(\d{1,12})(?:, available_[a-z]{2,5}_mem=([\d.]{1,12}) GB)?"
 )
-_POOL = re.compile(rb"#tokens: (\d{1,12}), (?:K size: ([\d.]{1,12}) GB, V size: ([\d.]{1,12}) GB|KV size: ([\d.]{1,12}) GB)")
+_POOL = re.compile(
+    rb"#tokens: (\d{1,12}), (?:K size: ([\d.]{1,12}) GB, V size: ([\d.]{1,12}) GB|KV size: ([\d.]{1,12}) GB)"
+)
 _ELAPSED = re.compile(rb"[eE]lapsed[=:] ?([\d.]{1,12}) s")
 _USED = re.compile(rb"mem usage=(-?[\d.]{1,12}) ?GB")
 _SIZES = re.compile(rb"\[([\d, ]{0,40000})\]")
@@ -95,7 +98,8 @@ class SglangLog:
                     break
 
     def _other(self, line: Line) -> None:
-        """Lines without the usual stamp: NCCL, progress bars glued to a message, warnings, ranks behind a container's prefix."""
+        """Lines without the usual stamp: NCCL, progress bars glued to a message, warnings, ranks behind a container's
+        prefix."""
         raw = line.raw
         if b"NCCL" in raw:
             self.nccl.line(line)
@@ -146,10 +150,19 @@ class SglangLog:
                 use = None  # printed as zero beside running requests (recorded): not known
             first = self._idle.get(rank, True)
             self._idle[rank] = False
-            self.decodes.append(Decode(
-                line, rank, int(running), int(queue), use, None if graph is None else graph == b"True",
-                _float(rate), None if accept is None else _float(accept), not first,
-            ))  # fmt: skip
+            self.decodes.append(
+                Decode(
+                    line,
+                    rank,
+                    int(running),
+                    int(queue),
+                    use,
+                    None if graph is None else graph == b"True",
+                    _float(rate),
+                    None if accept is None else _float(accept),
+                    not first,
+                )
+            )
             return
         fields = _fields(message)
         if b"#running-req" not in fields:
@@ -161,16 +174,29 @@ class SglangLog:
         tokens = fields.get(b"#full token", fields.get(b"#token"))
         if use == 0 and running_count > 0 and tokens in (b"0", None):
             use = None
-        aux = tuple((pool, value) for key, pool in ((b"swa token usage", "swa"), (b"mamba usage", "state"))
-                    if (value := _float(fields.get(key))) is not None)  # fmt: skip
+        aux = tuple(
+            (pool, value)
+            for key, pool in ((b"swa token usage", "swa"), (b"mamba usage", "state"))
+            if (value := _float(fields.get(key))) is not None
+        )
         mode = next((fields[key] for key in fields if key.endswith(b" graph")), None)
         length = fields.get(b"accept len")
         first = self._idle.get(rank, True)
         self._idle[rank] = False
-        self.decodes.append(Decode(
-            line, rank, running_count, int(_float(fields.get(b"#queue-req")) or 0), use, None if mode is None else mode == b"True",
-            _float(fields.get(b"gen throughput (token/s)")), None if length is None else _float(length), not first, aux,
-        ))  # fmt: skip
+        self.decodes.append(
+            Decode(
+                line,
+                rank,
+                running_count,
+                int(_float(fields.get(b"#queue-req")) or 0),
+                use,
+                None if mode is None else mode == b"True",
+                _float(fields.get(b"gen throughput (token/s)")),
+                None if length is None else _float(length),
+                not first,
+                aux,
+            )
+        )
 
     def _prefill(self, line: Line, message: bytes) -> None:
         rank = self._rank(line.raw)
@@ -192,10 +218,20 @@ class SglangLog:
         timed = count > 0
         if count == 0:
             self._idle[rank] = True  # nothing was running: the next Decode line's rate includes the idle time
-        self.prefills.append(Prefill(
-            line, rank, int(_float(new) or 0), int(_float(cached) or 0), count, int(_float(queue) or 0),
-            _float(usage), None if graph is None else graph == b"True", _float(rate), timed,
-        ))  # fmt: skip
+        self.prefills.append(
+            Prefill(
+                line,
+                rank,
+                int(_float(new) or 0),
+                int(_float(cached) or 0),
+                count,
+                int(_float(queue) or 0),
+                _float(usage),
+                None if graph is None else graph == b"True",
+                _float(rate),
+                timed,
+            )
+        )
 
     def _server_args(self, line: Line, message: bytes) -> None:
         body = text(message, 60_000).partition("=")[2].strip()
@@ -233,7 +269,9 @@ class SglangLog:
 
     def _weights_end(self, line: Line, message: bytes) -> None:
         elapsed, used, kind = _ELAPSED.search(message), _USED.search(message), _TYPE.search(message)
-        draft = kind is not None and self._weights > 0 and self.found.get("model.family") not in (None, kind[1].decode())
+        draft = (
+            kind is not None and self._weights > 0 and self.found.get("model.family") not in (None, kind[1].decode())
+        )
         if elapsed:
             self.took("weights", line.raw, float(elapsed[1]))
         if used:
@@ -351,10 +389,11 @@ class SglangLog:
         if b"is disabled" in low or b"failed with" in low:
             self._custom = (reason_off(low), line)
             self.warn("custom_allreduce_off", line)
-        elif b"initialized successfully" in low or low.startswith((b"registering", b"registered", b"all reduce config")):
+        elif self._custom is None and (
+            b"initialized successfully" in low or low.startswith((b"registering", b"registered", b"all reduce config"))
+        ):
             # Nothing is printed when a flag switches it off, but a success line settles the question.
-            if self._custom is None:
-                self._custom = ("on", line)
+            self._custom = ("on", line)
 
     def _nccl_version(self, line: Line, message: bytes) -> None:
         self.found.add("nccl.version", text(message.partition(b"==")[2], 40).strip(), line)
@@ -437,7 +476,9 @@ class SglangLog:
     def finish(self, levels: Sequence[int] = ()) -> Found:
         """States the facts that need the whole log. ``levels``: offered concurrencies of the benchmark."""
         found = self.found
-        after = [item for item in self.prefills if self.ready is None or item.line.start > self.ready.start] or self.prefills
+        after = [
+            item for item in self.prefills if self.ready is None or item.line.start > self.ready.start
+        ] or self.prefills
         if self.ready is not None:
             self.decodes = [item for item in self.decodes if item.line.start > self.ready.start] or self.decodes
         drafts = found.get("spec.draft_tokens")
@@ -455,7 +496,12 @@ class SglangLog:
             found.add("graphs.capture_memory_gib", max(ranks.values()))
         for stage, per_rank in self._seconds.items():
             found.add("startup.phase_s", max(per_rank.values()), labels={"stage": stage})
-        if self.ready_s is not None and self.first_s is not None and self.ready is not None and self.ready_s >= self.first_s:
+        if (
+            self.ready_s is not None
+            and self.first_s is not None
+            and self.ready is not None
+            and self.ready_s >= self.first_s
+        ):
             found.add("startup.phase_s", self.ready_s - self.first_s, self.ready, labels={"stage": "total"})
         if self._custom and found.get("allreduce.custom") != "off_flag":
             found.add("allreduce.custom", self._custom[0], self._custom[1])
@@ -478,17 +524,26 @@ class SglangLog:
 def reason_off(low: bytes) -> str:
     """Vocabulary value for the logged reason (lower case) why an engine's own all-reduce is off."""
     for needle, value in (
-        (b"pcie-only", "off_pcie_only"), (b"pcie only", "off_pcie_only"), (b"p2p", "off_no_p2p"), (b"peer", "off_no_p2p"),
-        (b"world size", "off_world_size"), (b"across nodes", "off_multi_node"), (b"spans", "off_multi_node"), (b"failed", "off_setup_failed"),
+        (b"pcie-only", "off_pcie_only"),
+        (b"pcie only", "off_pcie_only"),
+        (b"p2p", "off_no_p2p"),
+        (b"peer", "off_no_p2p"),
+        (b"world size", "off_world_size"),
+        (b"across nodes", "off_multi_node"),
+        (b"spans", "off_multi_node"),
+        (b"failed", "off_setup_failed"),
         (b"library", "off_setup_failed"),
-    ):  # fmt: skip
+    ):
         if needle in low:
             return value
     return "off"
 
 
 def _fields(message: bytes) -> dict[bytes, bytes]:
-    return {key.strip(): value.rstrip(b".") if value.endswith(b".") else value for key, value in _FIELD.findall(message[:2000])}
+    return {
+        key.strip(): value.rstrip(b".") if value.endswith(b".") else value
+        for key, value in _FIELD.findall(message[:2000])
+    }
 
 
 def _float(value: bytes | None) -> float | None:

@@ -1,4 +1,5 @@
-"""Statistics over the step lines of a serving log (Decode and Prefill batches, periodic engine statistics): quantiles over the
+"""Statistics over the step lines of a serving log (Decode and Prefill batches, periodic engine statistics): quantiles
+over the
 steady window, per rank and per load level. Engine-neutral: parsers hand in records, this module never sees text."""
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,8 @@ from optimizer.evidence.lines import Line
 class Decode(NamedTuple):
     """One decode (or engine statistics) line. ``usage`` None: printed as zero beside running requests, hence not known.
 
-    ``timed`` is false for the first line of a rank and for the first after an idle gap: its rate includes the idle time."""
+    ``timed`` is false for the first line of a rank and for the first after an idle gap: its rate includes the idle
+    time."""
 
     line: Line
     rank: str
@@ -51,14 +53,18 @@ def steady(lines: Sequence[Decode]) -> list[Decode]:
     return kept or list(lines)
 
 
-def decode_facts(found: Found, lines: Sequence[Decode], levels: Iterable[int] = (), draft_tokens: int | None = None) -> None:
-    """States batch, queue, pool and speed facts. ``levels`` are the offered concurrencies of the benchmark, if known."""
+def decode_facts(
+    found: Found, lines: Sequence[Decode], levels: Iterable[int] = (), draft_tokens: int | None = None
+) -> None:
+    """States batch, queue, pool and speed facts. ``levels`` are the offered concurrencies of the benchmark, if
+    known."""
     found.add("decode.lines", len(lines), lines[-1].line if lines else None)
     if not lines:
         return
     window = steady(lines)
     last = window[-1].line
-    # The first line of a rank carries a valid batch size but no valid rate; counts of graph use keep every line after it.
+    # The first line of a rank carries a valid batch size but no valid rate; counts of graph use keep every line
+    # after it.
     running = [float(item.running) for item in window]
     found.add("decode.batch_p50", quantile(running, 0.5), _nearest(window, quantile(running, 0.5)))
     found.add("decode.batch_p90", quantile(running, 0.9), _nearest(window, quantile(running, 0.9)))
@@ -106,7 +112,9 @@ def _graphs(found: Found, lines: Sequence[Decode], labels: dict[str, int] | None
     known = [item for item in lines if item.graph is not None and item.running > 0]
     if not known:
         if not labels:
-            found.missing("decode.graph_off_share", "the decode lines of this build do not say whether a graph was replayed")
+            found.missing(
+                "decode.graph_off_share", "the decode lines of this build do not say whether a graph was replayed"
+            )
         return
     off = [item for item in known if not item.graph]
     found.add("decode.graph_off_share", len(off) / len(known), (off or known)[0].line, labels=labels)
@@ -115,7 +123,8 @@ def _graphs(found: Found, lines: Sequence[Decode], labels: dict[str, int] | None
 def _speed(found: Found, lines: Sequence[Decode], labels: dict[str, int]) -> None:
     rated = [item for item in lines if item.tokens_per_s and item.running > 0]
     timed = [item for item in rated if item.timed]
-    # Short runs may leave only lines behind an idle gap. Their rate contains idle time, so it is a lower limit and said to be one.
+    # Short runs may leave only lines behind an idle gap. Their rate contains idle time, so it is a lower limit
+    # and said to be one.
     exact = bool(timed)
     used = timed or rated
     if not used:
@@ -139,13 +148,17 @@ def _acceptance(found: Found, window: Sequence[Decode], loaded: Sequence[Decode]
     average = sum(length * running for length, running, _ in lengths) / weight
     found.add("spec.accept_len", average, lengths[-1][2])
     if draft_tokens:
-        found.add("spec.accept_share", min(1.0, max(0.0, (average - 1.0) / draft_tokens)), lengths[-1][2], basis="derived")
+        found.add(
+            "spec.accept_share", min(1.0, max(0.0, (average - 1.0) / draft_tokens)), lengths[-1][2], basis="derived"
+        )
     if len(lengths) >= 8:
         half = len(lengths) // 2
         early = mean([length for length, _, _ in lengths[:half]]) or 1.0
         late = mean([length for length, _, _ in lengths[half:]]) or 1.0
         change = late / early
-        found.add("spec.accept_trend", "rising" if change > 1.1 else "falling" if change < 0.9 else "stable", lengths[-1][2])
+        found.add(
+            "spec.accept_trend", "rising" if change > 1.1 else "falling" if change < 0.9 else "stable", lengths[-1][2]
+        )
 
 
 def _aux(found: Found, window: Sequence[Decode]) -> None:

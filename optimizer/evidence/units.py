@@ -1,4 +1,5 @@
-"""Unit of every fact that a parser may state. Generated names and units equal those of playbooks/facts.yaml (a test compares
+"""Unit of every fact that a parser may state. Generated names and units equal those of playbooks/facts.yaml (a test
+compares
 them); evidence may not read YAML."""
 
 UNITS: dict[str, str] = {

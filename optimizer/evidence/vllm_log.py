@@ -1,4 +1,5 @@
-"""Reads a vLLM server log, versions 0.9 to 0.33, V0 and V1: configuration, graphs, KV pool, backends, engine statistics, speculation.
+"""Reads a vLLM server log, versions 0.9 to 0.33, V0 and V1: configuration, graphs, KV pool, backends, engine
+statistics, speculation.
 
 Lines are dispatched by the first six bytes of their message, like SGLang's."""
 
@@ -16,13 +17,15 @@ from optimizer.evidence.steps import Decode, decode_facts
 from optimizer.model.base import Value
 
 _STATS = re.compile(
-    rb"(?:Engine (\d{1,4}): )?Avg prompt throughput: ([\d.]{1,16}) tokens/s, Avg generation throughput: ([\d.]{1,16}) tokens/s, "
+    rb"(?:Engine (\d{1,4}): )?Avg prompt throughput: ([\d.]{1,16}) tokens/s, "
+    rb"Avg generation throughput: ([\d.]{1,16}) tokens/s, "
     rb"Running: (\d{1,9}) reqs, (?:Swapped: (\d{1,9}) reqs, )?(?:Waiting|Pending): (\d{1,9}) reqs"
     rb"(?:, Deferred: \d{1,9} reqs)?(?:, Preemptions: (\d{1,9}))?, (?:GPU|CPU|TPU|XPU) KV cache usage: ([\d.]{1,9})%"
 )
 _HIT = re.compile(rb"[^l] (?:p|P)refix cache hit rate: (?:GPU: )?([\d.]{1,9})%")
 _SPEC = re.compile(
-    rb"SpecDecoding metrics: Mean acceptance length: ([\d.]{1,9}).{0,200}?Accepted: (\d{1,12}) tokens, Drafted: (\d{1,12}) tokens"
+    rb"SpecDecoding metrics: Mean acceptance length: ([\d.]{1,9}).{0,200}?"
+    rb"Accepted: (\d{1,12}) tokens, Drafted: (\d{1,12}) tokens"
     rb"(?:, Per-position acceptance rate: ([\d., ]{1,400}))?(?:, Avg Draft acceptance rate: ([\d.]{1,9})%)?"
 )
 _SPEC_V0 = re.compile(rb"Draft acceptance rate: ([\d.]{1,9}).{0,80}?Number of speculative tokens: (\d{1,4})")
@@ -35,14 +38,23 @@ _LOADED = re.compile(rb"Model loading took ([\d.]{1,12}) (?:GiB|GB)(?: memory)? 
 _SECONDS = re.compile(rb"took ([\d.]{1,12}) s")
 _ENGINE = re.compile(rb"Initializing an? (V\d )?LLM engine \(v([\w.+-]{1,60})\) with config: ")
 _BANNER = re.compile(rb"\bversion:? (\d[\w.+-]{0,60})")
-_ATTENTION = re.compile(rb"Using (\w[\w ]{0,40}?) (?:attention )?backend(?: on V1 engine| out of potential backends|\.|$| for)", re.IGNORECASE)
+_ATTENTION = re.compile(
+    rb"Using (\w[\w ]{0,40}?) (?:attention )?backend(?: on V1 engine| out of potential backends|\.|$| for)",
+    re.IGNORECASE,
+)
 _MOE = re.compile(rb"Using ['\"]?(\w[\w ]{0,50}?)['\"]? (?:\w+ )?M[oO]E backend", re.IGNORECASE)
 _LINEAR = re.compile(rb"(?:Selected|Using) (\w{1,60}LinearKernel)|Using (\S{1,40}) for (?:NVFP4|FP8|MXFP4|INT8) GEMM")
 _NUMBER = re.compile(rb"-?\d{1,12}")
 _STAMP = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
 _TRUNCATE = re.compile(rb"Truncating max_cudagraph_capture_size to (\d{1,7})")
 _BATCHED = re.compile(rb"max_num_batched_tokens=(\d{1,9})")
-_NAME = {"flash attention": "flash_attn", "flash": "flash_attn", "flashinfer": "flashinfer", "xformers": "xformers", "triton": "triton_attn"}
+_NAME = {
+    "flash attention": "flash_attn",
+    "flash": "flash_attn",
+    "flashinfer": "flashinfer",
+    "xformers": "xformers",
+    "triton": "triton_attn",
+}
 
 Handler = Callable[["VllmLog", Line, bytes], None]
 
@@ -195,9 +207,19 @@ class VllmLog:
         use: float | None = float(usage) / 100 if _is_number(usage) else None
         first = self._idle.get(rank, True)
         self._idle[rank] = count == 0
-        self.stats.append(Decode(
-            line, rank, count, int(waiting), None if use == 0 and count > 0 else use, None, float(rate) if _is_number(rate) else None, None, not first,
-        ))  # fmt: skip
+        self.stats.append(
+            Decode(
+                line,
+                rank,
+                count,
+                int(waiting),
+                None if use == 0 and count > 0 else use,
+                None,
+                float(rate) if _is_number(rate) else None,
+                None,
+                not first,
+            )
+        )
         if _is_number(prompt) and float(prompt) > 0:
             self.prompt_rates.append((float(prompt), line))
         if preempted:
@@ -210,13 +232,21 @@ class VllmLog:
     def _acceptance(self, line: Line, message: bytes) -> None:
         match = _SPEC.search(message)
         if match:
-            positions = [float(part) for part in (match[4] or b"").decode().replace(" ", "").strip(",").split(",") if _is_number(part)]
+            positions = [
+                float(part)
+                for part in (match[4] or b"").decode().replace(" ", "").strip(",").split(",")
+                if _is_number(part)
+            ]
             if _is_number(match[1]):
                 self.spec.append((float(match[1]), int(match[2]), int(match[3]), positions, line))
             return
         positions_only = re.search(rb"Per-position acceptance rate: ([\d., ]{1,400})", message)
         if positions_only:
-            values = [float(part) for part in positions_only[1].decode().replace(" ", "").strip(",").split(",") if _is_number(part)]
+            values = [
+                float(part)
+                for part in positions_only[1].decode().replace(" ", "").strip(",").split(",")
+                if _is_number(part)
+            ]
             self.found.add("spec.accept_by_position", list(values), line)
             if values:
                 self.found.add("spec.accept_len", 1 + sum(values), line, basis="derived")
@@ -273,7 +303,11 @@ class VllmLog:
         elif b"backend" in low and (b"attention" in low or b"attn" in low or b"xformers" in low or b"flash" in low):
             match = _ATTENTION.search(message)
             if match:
-                name = match[1].decode().strip().lower().removesuffix(" attention") if match[1].lower() != b"flash attention" else "flash attention"
+                name = (
+                    match[1].decode().strip().lower().removesuffix(" attention")
+                    if match[1].lower() != b"flash attention"
+                    else "flash attention"
+                )
                 self.found.add("kernel.attention_backend", _NAME.get(name, name.replace(" ", "_")), line)
         elif b"max model len" in low:
             number = _NUMBER.search(message)
@@ -382,16 +416,13 @@ class VllmLog:
         match = re.search(rb"APIServer pid=(\d{1,9})", line.raw)
         if match:
             self.servers.add(match[1])
+        self._ready_s = _seconds(line.raw)  # the line that ends the start has no stamp; this one comes just before
         self.last_stage = "listening"
 
     def _up(self, line: Line) -> None:
         if self.ready is None:
             self.ready = line
-            self._ready_s = self._last_s(line)
         self.last_stage = "ready"
-
-    def _last_s(self, line: Line) -> float | None:
-        return _seconds(line.raw)
 
     # -- what follows from all of it ---------------------------------------------------------------------------------
 
@@ -404,7 +435,9 @@ class VllmLog:
         decode_facts(found, busy or self.stats, levels, drafts if isinstance(drafts, int) else None)
         if self.prompt_rates:
             middle = quantile([rate for rate, _ in self.prompt_rates], 0.5)
-            found.add("prefill.throughput_tps", middle, next(line for rate, line in self.prompt_rates if rate == middle))
+            found.add(
+                "prefill.throughput_tps", middle, next(line for rate, line in self.prompt_rates if rate == middle)
+            )
         if self.hits:
             found.add("kv.prefix_hit_share", self.hits[-1][0], self.hits[-1][1])
         self._speculation()
@@ -421,6 +454,8 @@ class VllmLog:
             found.add("kernel.jit_in_serving", self.jit, self.jit_line)
         if len(self.servers) > 1:
             found.add("validity.servers_in_log", len(self.servers))
+        if self._ready_s is not None and self._first_s is not None and self._ready_s >= self._first_s:
+            found.add("startup.phase_s", self._ready_s - self._first_s, labels={"stage": "total"})
         found.add("startup.last_stage", self.last_stage or None)
         found.missing("decode.graph_off_share", "vLLM's default log does not say which steps replayed a graph")
         self.nccl.finish()
@@ -431,8 +466,12 @@ class VllmLog:
         if self.asked or config:
             resolved = {**self.asked, **config}
             found.add("settings.resolved", resolved, at)
-        for name, key in (("parallel.tp", "tensor_parallel_size"), ("parallel.pp", "pipeline_parallel_size"), ("parallel.dp", "data_parallel_size"),
-                          ("model.max_context_tokens", "max_seq_len")):  # fmt: skip
+        for name, key in (
+            ("parallel.tp", "tensor_parallel_size"),
+            ("parallel.pp", "pipeline_parallel_size"),
+            ("parallel.dp", "data_parallel_size"),
+            ("model.max_context_tokens", "max_seq_len"),
+        ):
             value = config.get(key)
             if isinstance(value, int) and value is not True:
                 found.add(name, value, at)
@@ -444,15 +483,27 @@ class VllmLog:
         if isinstance(device, str):
             found.add("engine.device", device, at)
         if "quantization" in config:
-            found.add("model.quantization", quantization(None if config["quantization"] is None else str(config["quantization"])), at)
+            found.add(
+                "model.quantization",
+                quantization(None if config["quantization"] is None else str(config["quantization"])),
+                at,
+            )
         dtype = config.get("kv_cache_dtype")
         if isinstance(dtype, str):
             storage = kv_dtype(dtype) or (kv_dtype(str(config.get("dtype"))) if dtype == "auto" else None)
             if not (found.get("kv.dtype") == "fp8" and dtype == "auto"):
                 found.add("kv.dtype", storage, at)
-        for key, name in (("max_num_seqs", "scheduler.max_running"), ("max_num_batched_tokens", "prefill.chunk_tokens"), ("block_size", "kv.block_tokens")):
+        for key, name in (
+            ("max_num_seqs", "scheduler.max_running"),
+            ("max_num_batched_tokens", "prefill.chunk_tokens"),
+            ("block_size", "kv.block_tokens"),
+        ):
             value = self.asked.get(key)
-            if isinstance(value, int) and value is not True and not (name == "prefill.chunk_tokens" and found.has(name)):
+            if (
+                isinstance(value, int)
+                and value is not True
+                and not (name == "prefill.chunk_tokens" and found.has(name))
+            ):
                 found.add(name, value, self.asked_line)
         if self.asked_line is not None or self.config_line is not None:
             self._speculative_settings(at)
@@ -464,17 +515,14 @@ class VllmLog:
             elif disabled is False and self.last_stage in ("pool", "captured", "listening", "ready"):
                 found.add("allreduce.custom", "on", at)  # vLLM is silent when it is on
         self._graph_mode(at)
-        if self.ready is not None and self._ready_s is None:
-            self._ready_s = None
 
     def _speculative_settings(self, at: Line | None) -> None:
         holder = Found(self.found.source, "log")
         stated = self.config.get("speculative_config")
         mapping: dict[str, Value] = dict(self.asked)
         if isinstance(stated, str) and stated.startswith("SpeculativeConfig("):
-            mapping["speculative_config"] = _speculative(stated) | (
-                self.asked["speculative_config"] if isinstance(self.asked.get("speculative_config"), dict) else {}  # type: ignore[operator]
-            )
+            given = self.asked.get("speculative_config")
+            mapping["speculative_config"] = {**_speculative(stated), **(given if isinstance(given, dict) else {})}
         speculation_facts(holder, mapping)
         for fact in holder.evidence().facts:
             self.found.add(fact.name, fact.value, at)
@@ -487,7 +535,9 @@ class VllmLog:
         settings: Mapping[str, Value] = compilation if isinstance(compilation, dict) else {}
         level = settings.get("mode", settings.get("level"))
         if level is not None:
-            found.add("kernel.compile_mode", re.sub(r"^<?(?:CompilationMode\.)?(\w+).*$", r"\1", str(level)).lower(), at)
+            found.add(
+                "kernel.compile_mode", re.sub(r"^<?(?:CompilationMode\.)?(\w+).*$", r"\1", str(level)).lower(), at
+            )
         mode = settings.get("cudagraph_mode")
         if self.config.get("enforce_eager") is True or self._eager is not None:
             found.add("graphs.mode", "none", self._eager or at)
@@ -503,7 +553,11 @@ class VllmLog:
             found.add("graphs.capture_sizes", list(numbers), at)
             largest = settings.get("max_cudagraph_capture_size", settings.get("max_capture_size"))
             if self._truncated is None:
-                found.add("graphs.capture_max", largest if isinstance(largest, int) and largest is not True else max(numbers, default=None), at)
+                found.add(
+                    "graphs.capture_max",
+                    largest if isinstance(largest, int) and largest is not True else max(numbers, default=None),
+                    at,
+                )
         length = self.config.get("max_seq_len_to_capture", self.asked.get("max_seq_len_to_capture"))
         if isinstance(length, int) and length is not True and found.get("engine.generation") == "V0":
             found.add("graphs.max_context_tokens", length, at)
@@ -522,7 +576,9 @@ class VllmLog:
             found.add("spec.draft_tokens", drafts, last)
         # Each line counts only the steps that drafted; lines are weighed by what they drafted.
         weight = sum(item[2] for item in self.spec)
-        average = sum(item[0] * item[2] for item in self.spec) / weight if weight else mean([item[0] for item in self.spec])
+        average = (
+            sum(item[0] * item[2] for item in self.spec) / weight if weight else mean([item[0] for item in self.spec])
+        )
         found.add("spec.accept_len", average, last)
         found.add("spec.drafted_tokens", drafted, last)
         found.add("spec.accepted_tokens", accepted, last)
@@ -530,7 +586,9 @@ class VllmLog:
             found.add("spec.accept_share", accepted / drafted, last, basis="derived")
         if positions:
             width = max(len(item[3]) for item in positions)
-            columns = [mean([item[3][column] for item in positions if len(item[3]) > column]) or 0.0 for column in range(width)]
+            columns = [
+                mean([item[3][column] for item in positions if len(item[3]) > column]) or 0.0 for column in range(width)
+            ]
             found.add("spec.accept_by_position", [round(value, 4) for value in columns], last)
 
 

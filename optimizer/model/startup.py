@@ -6,9 +6,11 @@ from optimizer.model.base import Frozen, Scalar, Value
 
 
 class Flip(Frozen):
-    """``before`` is the baseline's value. ``blame`` names settings: one of them did it; empty means nothing changed, so the box drifted.
+    """``before`` is the baseline's value. ``blame`` names settings: one of them did it; empty means nothing changed,
+    so the box drifted.
 
-    ``minor`` flips are book-keeping (megabytes, single resolved values): printed, but they never confound a measurement."""
+    ``minor`` flips are book-keeping (megabytes, single resolved values): printed, but they never confound a
+    measurement."""
 
     fact: str
     labels: dict[str, Scalar] = Field(default_factory=dict)
@@ -36,7 +38,13 @@ class Flip(Frozen):
     @property
     def text(self) -> str:
         """One sentence for the report."""
-        cause = "nothing was changed: drift of the box" if self.drift else f"by {self.blame[0]}" if len(self.blame) == 1 else f"by one of {', '.join(self.blame)}"
+        cause = (
+            "nothing was changed: drift of the box"
+            if self.drift
+            else f"by {self.blame[0]}"
+            if len(self.blame) == 1
+            else f"by one of {', '.join(self.blame)}"
+        )
         kind = "expected" if self.expected else "towards a fallback" if self.towards_fallback else "unexpected"
         return f"{self.fact} {_short(self.before)} -> {_short(self.after)} ({kind}; {cause})"
 
