@@ -69,6 +69,11 @@ def test_every_outside_package_has_one_door() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_contract_suites_are_used_by_tests_only() -> None:
+    users = [module for module, path in modules().items() for name, _ in imports(path) if name.startswith("optimizer.testing")]
+    assert not [module for module in users if not module.startswith("optimizer.testing")]
+
+
 def test_every_door_is_used() -> None:
     """A door that nobody uses is a dependency to remove, or a misspelt rule."""
     used = {name.partition(".")[0] for path in modules().values() for name, _ in imports(path)}
