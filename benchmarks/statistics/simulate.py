@@ -201,13 +201,13 @@ def quick_exits(draw: Draw, policy: JudgePolicy, runs: int, seed: int) -> float:
 
 
 def drift_detections(shift_sd: float, sd: float, policy: JudgePolicy, runs: int, seed: int, others: int = 2) -> float:
-    """Share of shifts of ``shift_sd`` true sd that the first re-measurement sees."""
+    """Share of shifts of ``shift_sd`` times the study's own estimate s that the first re-measurement sees."""
     rng = random.Random(seed)
     seen = 0
     for _ in range(runs):
         values = [rng.gauss(0, sd) for _ in range(others)]
         noise = pooled_noise([Box.arm("baseline", values)], policy)
-        seen += drifted(rng.gauss(-shift_sd * sd, sd), values, noise, policy)
+        seen += drifted(rng.gauss(-shift_sd * noise.sd, sd), values, noise, policy)
     return seen / runs
 
 

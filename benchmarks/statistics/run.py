@@ -1,0 +1,149 @@
+"""Prints the operating characteristics of the judge at full repetition counts and writes them to docs/statistics.md.
+
+    python benchmarks/statistics/run.py [--quick] [--write]
+
+About three minutes on one core; ``--quick`` divides the counts by ten. Everything is seeded."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from simulate import (
+    Draw,
+    aa_studies,
+    bimodal,
+    coverage,
+    drift_detections,
+    heavy,
+    lottery,
+    many_tests,
+    normal,
+    quick_exits,
+)
+
+from optimizer.core.economy import policy_for
+from optimizer.model.verdict import JudgePolicy
+
+DOCS = Path(__file__).parents[2] / "docs" / "statistics.md"
+GPU, THOROUGH, CPU = JudgePolicy(), JudgePolicy(thorough=True), policy_for("cpu")
+EFFECTS = (0.95, 1.00, 1.02, 1.03, 1.05, 1.10, 1.20, 1.25, 2.0, 5.0)
+HEAD = """# Operating characteristics of the judge
+
+Written by `python benchmarks/statistics/run.py --write`; simulations that call the product's own `judge`,
+`pooled_noise` and `drifted`. The bold number is the mean of candidate launches plus baseline launches made for the test;
+the first baseline pair is not counted. Noise is the launch-to-launch sd of ln(metric). The gates are those of the reliability plan.
+"""
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> str:
+    lines = [f"## {title}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows), ""])
+
+
+def verdicts(
+    policy: JudgePolicy, noises: dict[str, Draw], runs: int, prediction: tuple[float, float]
+) -> list[list[str]]:
+    rows = []
+    for ratio in EFFECTS:
+        row = [f"{ratio:.2f}"]
+        for draw in noises.values():
+            found = many_tests(ratio, draw, policy, runs, seed=1, prediction=prediction)
+            shares = sorted(found.verdicts.items(), key=lambda item: -item[1])
+            text = ", ".join(f"{name} {100 * count / runs:.1f}" for name, count in shares)
+            row.append(f"{text}; **{found.mean_launches:.1f}**")
+        rows.append(row)
+    return rows
+
+
+def report(scale: float) -> str:
+    def n(full: int) -> int:
+        return max(int(full * scale), 50)
+
+    gaussian = {f"{100 * sd:.0f} %": normal(sd) for sd in (0.01, 0.02, 0.03, 0.05)}
+    shapes = {"normal": normal, "heavy tails": heavy, "spawn lottery": lottery}
+    parts = [HEAD]
+    parts.append(table(
+        "Verdicts and launches by true effect, default policy, predicted 1.03 to 1.30",
+        ["true ratio", *(f"noise {name}" for name in gaussian)], verdicts(GPU, gaussian, n(4000), (1.03, 1.30)),
+    ))  # fmt: skip
+    parts.append(table(
+        "The same with --thorough", ["true ratio", *(f"noise {name}" for name in gaussian)],
+        verdicts(THOROUGH, gaussian, n(1000), (1.03, 1.30)),
+    ))  # fmt: skip
+    rows = []
+    for name, shape in shapes.items():
+        for sd in (0.01, 0.02, 0.03, 0.05):
+            found = aa_studies(shape(sd), GPU, n(10_000), seed=2, target_above=3 * sd)
+            gate = "6 %" if sd == 0.05 else "5 %"
+            rows.append([
+                name, f"{100 * sd:.0f} %", percent(found.promoted), gate, percent(found.met),
+                percent(found.false_drift), f"{found.ideas:.1f}", f"{found.remeasured:.1f}",
+            ])  # fmt: skip
+    parts.append(table(
+        "S1, S11: studies of 20 launches in which no idea has any effect",
+        ["noise", "sd", "promote something", "gate", "end with met", "false drift", "ideas", "baselines again"], rows,
+    ))  # fmt: skip
+    rows = []
+    for edge in (1.03, 1.05, 1.10, 1.20):
+        cells = [many_tests(edge, draw, GPU, n(4000), 3, (edge, edge + 0.3)).short for draw in gaussian.values()]
+        rows.append([f"{edge:.2f}", *map(percent, cells)])
+    parts.append(table(
+        "S3: an effect exactly at its predicted lower edge is judged short of it (gate 3 %)",
+        ["edge", *(f"noise {name}" for name in gaussian)], rows,
+    ))  # fmt: skip
+    rows = []
+    for name, shape in shapes.items():
+        for sd in (0.01, 0.03, 0.05):
+            cells = [coverage(shape(sd), GPU, n(20_000), 4, c, b) for c, b in ((1, 2), (2, 2), (3, 3), (8, 8))]
+            rows.append([name, f"{100 * sd:.0f} %", *map(percent, cells)])
+    parts.append(table(
+        "S4: coverage of the nominal 95 % interval", ["noise", "sd", "1 against 2", "2 / 2", "3 / 3", "8 / 8"], rows,
+    ))  # fmt: skip
+    rows = []
+    for name, shape in shapes.items():
+        for sd in (0.01, 0.03, 0.05):
+            rows.append([name, f"{100 * sd:.0f} %", f"{100 * quick_exits(shape(sd), GPU, n(100_000), 5):.3f} %"])
+    parts.append(table("S10: the first launch alone promotes an idea without effect", ["noise", "sd", "wrong"], rows))
+    rows = []
+    for sd in (0.01, 0.02, 0.03, 0.05):
+        cells = [drift_detections(shift, sd, GPU, n(10_000), 6) for shift in (0, 3, 6)]
+        rows.append([f"{100 * sd:.0f} %", *map(percent, cells)])
+    parts.append(table(
+        "S11: one re-measurement calls a baseline shift of so many s a drift", ["sd", "0", "3", "6"], rows,
+    ))  # fmt: skip
+    parts.append(cpu_part(n))
+    return "\n".join(parts)
+
+
+def cpu_part(n: Callable[[int], int]) -> str:
+    rows = []
+    for name, policy in (("default: 3 %, weight 2", GPU), ("cpu: 12 %, weight 4", CPU)):
+        for shape_name, shape in (("normal", normal), ("bimodal", bimodal), ("heavy tails", heavy)):
+            for sd in (0.08, 0.10, 0.12, 0.15):
+                studies = aa_studies(shape(sd), policy, n(4000), seed=7)
+                row = [name, shape_name, f"{100 * sd:.0f} %", percent(studies.promoted)]
+                for ratio in (1.5, 2.0, 3.0):
+                    found = many_tests(ratio, shape(sd), policy, n(2000), 8, (1.3, 6.0))
+                    row.append(f"{percent(found.within_two)} ({found.mean_launches:.1f})")
+                rows.append(row)
+    return table(
+        "Machines whose identical launches differ by a quarter: prior and its weight",
+        ["policy", "noise", "sd", "A/A study promotes", "1.5x within two launches (mean)", "2x", "3x"], rows,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    text = report(0.1 if options.quick else 1.0)
+    sys.stdout.write(text)
+    if options.write:
+        DOCS.parent.mkdir(exist_ok=True)
+        DOCS.write_text(text)
