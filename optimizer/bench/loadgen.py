@@ -7,8 +7,8 @@ invalid is said by ``run.py``, which reads these lines.
 
 Times inside are seconds of this machine's monotonic clock. A simulated server may run ``time_scale`` times faster
 than real time: waits given in server seconds are divided by it, and every time that leaves this file is multiplied by
-it, so that all output is in server seconds. Three exceptions say so in their names: ``cpu_share``, ``lag_*_real_ms``
-and ``clock_step_real_s``.
+it, so that all output is in server seconds. Exceptions say so in their names: ``cpu_share`` and all
+with ``_real_``.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import math
 import os
 import random
 import re
+import selectors
 import signal
 import socket
 import ssl
@@ -143,6 +144,7 @@ def steadiness(series):
 HEAD, CHUNKED, LENGTH, UNTIL_CLOSE, TRAILERS = range(5)
 # A text that is not empty; this is what counts as the arrival of a token.
 TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)":\s*"(?!")')
+STAMP = re.compile(rb'"stamp":"(\d+)')
 HEX = re.compile(rb"[0-9a-fA-F]{1,15}[ \t]*(?:;.*)?")
 
 
@@ -156,6 +158,7 @@ class Dialect:
         self.spaced = b'"' + name + b'": "'
         self.done_required = True
         self.sizes = {}  # chunk-size lines seen, to their value
+        self.delays = []  # calibration: seconds from the null server's write to our time stamp
         self.texts = 0  # events with text so far, of all responses: what the steady-state detector looks at
 
     def learn(self, event):
@@ -481,6 +484,17 @@ class Response:
         return found
 
 
+class StampedResponse(Response):
+    """For calibration only: the null server writes into each event when it sent it, on the same machine's clock."""
+
+    __slots__ = ()
+
+    def _sse(self, data, now):
+        for stamp in STAMP.findall(data):
+            self.dialect.delays.append(now - int(stamp) / 1e9)
+        Response._sse(self, data, now)
+
+
 def _count(value):
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
@@ -502,7 +516,7 @@ class Connection(asyncio.Protocol):
     __slots__ = ("clock", "failures", "generator", "heard", "opening", "request", "response", "served", "transport")
 
     def __init__(self, generator):
-        self.generator, self.clock = generator, time.monotonic
+        self.generator, self.clock = generator, generator.clock
         self.transport = self.request = self.response = None
         self.heard, self.served, self.failures, self.opening = 0.0, 0, 0, False
 
@@ -510,9 +524,9 @@ class Connection(asyncio.Protocol):
         self.transport, self.served = transport, 0
 
     def send(self, request):
-        self.request, self.response = request, Response(self.generator.dialect)
+        self.request, self.response = request, self.generator.reader(self.generator.dialect)
         message = self.generator.message(request)
-        self.heard = request.sent = self.clock()
+        self.heard = request.sent = time.monotonic()
         self.transport.write(message)
 
     def data_received(self, data):
@@ -570,13 +584,14 @@ class Connection(asyncio.Protocol):
 class Generator:
     """Runs one job: warm-up, window, cut. All attributes are in this machine's seconds."""
 
-    def __init__(self, job, emit):
-        self.job, self.emit = job, emit
+    def __init__(self, job, emit, clock=time.monotonic):
+        self.job, self.emit, self.clock = job, emit, clock
         self.scale = float(job.get("time_scale", 1.0))
         self.concurrency = int(job["concurrency"])
         self.output_tokens = int(job["output_tokens"])
         self.api = job.get("api", "completions")
         self.dialect = Dialect(self.api)
+        self.reader = StampedResponse if job.get("stamped") else Response
         self.prompts = Prompts(**job["prompts"])
         self.warmup_min = float(job["warmup_min_s"]) / self.scale
         self.warmup_max = max(self.warmup_min, float(job["warmup_max_s"]) / self.scale)
@@ -929,6 +944,7 @@ class Generator:
         self.steady = verdict
         self.window_from, self.window_to = now, now + self.window
         self.cpu_from = time.process_time()
+        del self.dialect.delays[:]
         self.clocks_from = (time.time(), _boot_clock(), now)
 
     def _expire(self, now):
@@ -978,7 +994,7 @@ class Generator:
         measured = max(1e-9, min(self.window_to, self.ended) - w0) if w0 else 0.0
         per_chunk = self.counted_tokens / float(self.counted_chunks) if self.counted_chunks else None
         tokens = [t + a * (per_chunk or 1.0) for t, a in zip(self.tokens, self.arrivals)]
-        lags = sorted(self.lags)
+        lags, delays = sorted(self.lags), sorted(self.dialect.delays)
         passed = self.ended - w0 if w0 else 0.0
         out = {
             "t": "summary",
@@ -1016,6 +1032,9 @@ class Generator:
             "lag_mean_real_ms": round(1000 * sum(lags) / len(lags), 4) if lags else None,
             "lag_p99_real_ms": round(1000 * lags[int(0.99 * (len(lags) - 1))], 4) if lags else None,
             "lag_max_real_ms": round(1000 * lags[-1], 4) if lags else None,
+            "delay_real_ms": [round(1000 * delays[int(q * (len(delays) - 1))], 4) for q in (0.5, 0.9, 0.99, 1)]
+            if delays
+            else None,
             "clock_step_real_s": round(self.clock_step, 3),
             "in_flight": [[since(t), n] for t, n in self.states if w0 and t >= w0] if self.rate else [],
             "loop": type(self.loop).__module__.split(".")[0],
@@ -1031,6 +1050,23 @@ def _boot_clock():
     return time.clock_gettime(clock) if clock is not None else time.monotonic()
 
 
+class WakeSelector(selectors.DefaultSelector):
+    """Remembers when it last returned. What was readable then had come by then: with 64 streams in step the last one
+    is read a millisecond later, and that millisecond is ours, not the server's."""
+
+    def __init__(self):
+        super().__init__()
+        self.woke = time.monotonic()
+
+    def select(self, timeout=None):
+        ready = super().select(timeout)
+        self.woke = time.monotonic()
+        return ready
+
+    def clock(self):
+        return self.woke
+
+
 def _emit(value):
     sys.stdout.write(json.dumps(value, separators=(",", ":")) + "\n")
     if value["t"] != "r":
@@ -1039,17 +1075,17 @@ def _emit(value):
 
 def run_job(job, emit=_emit):
     """Run one job to its end and return the summary (also emitted). Raises ValueError for a job that makes no sense."""
-    generator = Generator(job, emit)
-    if job.get("cpus"):
-        os.sched_setaffinity(0, set(job["cpus"]))
     try:
         import uvloop  # faster by half; never required
 
-        loop = uvloop.new_event_loop()
+        loop, clock = uvloop.new_event_loop(), time.monotonic
     except ImportError:
-        loop = asyncio.new_event_loop()
+        selector = WakeSelector()
+        loop, clock = asyncio.SelectorEventLoop(selector), selector.clock
+    if job.get("cpus"):
+        os.sched_setaffinity(0, set(job["cpus"]))
     try:
-        return loop.run_until_complete(generator.run())
+        return loop.run_until_complete(Generator(job, emit, clock).run())
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()

@@ -89,6 +89,10 @@ class Stream:
                 "usage": None,
             }
         self.piece = chunk(event(piece))
+        self.stamped = None
+        if options.stamp:
+            self.stamped = dict(piece, stamp="1" + "0" * 18)  # the chunk's size holds for every stamp
+            self.stamped = chunk(event(self.stamped)).replace(b"1" + b"0" * 18, b"%019d")
 
     def start(self):
         self.wire.write(HEAD)
@@ -105,7 +109,8 @@ class Stream:
         self.sent += count
         Stats.tokens += count
         if self.sent < self.total or not self.generate:  # the last event of /generate carries its last token itself
-            self.wire.write(self.piece)
+            stamped = self.stamped
+            self.wire.write(self.piece if stamped is None else stamped % time.monotonic_ns())
         if self.sent >= self.total:
             self.end()
             return False
@@ -339,6 +344,7 @@ def main():
     parser.add_argument(
         "--cached", type=float, default=-1.0, help="share of the prompt reported as cached; negative: not reported"
     )
+    parser.add_argument("--stamp", action="store_true", help="write the time of sending into every paced event")
     parser.add_argument("--fault", choices=sorted(FAULTS))
     parser.add_argument("--fault-every", type=int, default=1)
     options = parser.parse_args()

@@ -8,6 +8,9 @@ block means is significant at 99 % one-sided and the fitted end is at least 1.25
 would cry wolf: the queue of a stable server wanders for many seconds, and its block means are correlated. So the queue
 must also have grown by at least 5 % of the requests that arrived meanwhile. A server that takes a share c of the load
 lets 1 - c of the arrivals pile up (a sixth at 120 % load); the queue of a stable one does not grow with time at all.
+
+Simulated, 300 runs of 120 s, service about 2 s: false alarms at 80 % load 0 % with 8 or more requests served at a time,
+4 % with 4; hits at 120 % load 99 % with 8, 100 % with 32 or more, 91 % with 4 (a longer run is needed there).
 """
 
 import math
