@@ -76,7 +76,7 @@ def derived_facts(evidence: Evidence, engine: str, config: Mapping[str, Value] |
     _graphs(found, evidence, engine)
     _pool(found, evidence)
     _messages(found, evidence, engine, config)
-    _client(found, evidence)
+    _client(found, evidence, engine)
     _requested(found, evidence, engine)
     known = {(fact.name, *sorted((key, str(value)) for key, value in fact.labels.items())) for fact in evidence.facts}
     fresh = [
@@ -122,6 +122,13 @@ def _graphs(found: Found, evidence: Evidence, engine: str) -> None:
         _from(found, "graphs.required_size", required, batch)
     largest = evidence.get("graphs.capture_max")
     mode = evidence.get("graphs.mode")
+    if (
+        mode is not None
+        and mode.value == "none"
+        and evidence.get("decode.graph_off_share") is None
+        and batch is not None
+    ):
+        _from(found, "decode.graph_off_share", 1.0, mode)
     if required is not None and mode is not None and mode.value == "none":
         _from(found, "graphs.covers_batch", False, mode)
     elif required is not None and largest is not None and isinstance(largest.value, int | float):
@@ -163,8 +170,9 @@ def _messages(found: Found, evidence: Evidence, engine: str, config: Mapping[str
             found.add("allreduce.custom_limit_bytes", (16 if version >= (0, 5, 10) else 8) * 2**20)
 
 
-def _client(found: Found, evidence: Evidence) -> None:
-    for itl in evidence.all("client.itl_ms_p50"):
+def _client(found: Found, evidence: Evidence, engine: str) -> None:
+    # vLLM's statistics average over ten seconds, idle ones too; only SGLang's lines time the steps themselves.
+    for itl in evidence.all("client.itl_ms_p50") if engine == "sglang" else ():
         level = itl.labels.get("concurrency")
         if set(itl.labels) - {"concurrency"}:
             continue
@@ -204,6 +212,7 @@ def _requested(found: Found, evidence: Evidence, engine: str) -> None:
             or now is None
             or _equal(value, now)
             or (key, str(value), str(now)) in _SAME
+            or key in ("port", "host")
             or "path" in key
             or "model" in key
             or value == "***"
@@ -221,13 +230,15 @@ def _requested(found: Found, evidence: Evidence, engine: str) -> None:
 
 
 def _equal(asked: Value, now: Value) -> bool:
+    if isinstance(now, str) and "(" in now:
+        return True  # the printed form of an object, not comparable with what was typed
     if isinstance(now, list | dict) or isinstance(asked, list | dict):
         return asked == now or [asked] == now or isinstance(now, dict)
     if isinstance(asked, bool) or isinstance(now, bool):
         return asked == now
     if isinstance(asked, int | float) and isinstance(now, int | float):
         return math.isclose(float(asked), float(now), rel_tol=1e-9)
-    return str(asked).lower() == str(now).lower()
+    return str(asked).lower() == str(now).lower().removeprefix("torch.")
 
 
 def version_key(version: str) -> tuple[int, ...]:

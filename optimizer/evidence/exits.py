@@ -82,6 +82,7 @@ _SPECIFIC: tuple[_Rule, ...] = (
     (b"Scheduler watchdog timeout", "unresponsive"),
     (b"Watchdog timeout (self.watchdog", "unresponsive"),
     (b"Initialization failed. warmup error", "unresponsive"),
+    (b"CUDA Graph failed with error", "crashed"),
 )
 _NCCL = (
     b"NCCL error",
@@ -104,6 +105,8 @@ _OOM = (
     b"DefaultCPUAllocator: can't allocate",
 )
 _WEAK = (
+    b"Scheduler hit an exception",
+    b"TokenizerManager hit an exception",
     b"Received sigquit",
     b"SIGQUIT received",
     b"crashed with exit code",

@@ -43,6 +43,9 @@ def csv_facts(
             "gpu.sm_util_p50", "the table holds no sample" if not bad else f"none of its {bad} rows could be read"
         )
         return
+    # The table also covers the time before and after the load; keep what lies between the first and last busy sample.
+    busy = [index for index, (_, cells) in enumerate(rows) if (cells[1] or 0.0) >= 5.0]
+    rows = rows[busy[0] : busy[-1] + 1] if busy else rows
     last = rows[-1][0]
 
     def middle(column: int, share: float = 0.5) -> float | None:

@@ -21,7 +21,7 @@ _DECODE = re.compile(
 )
 _PREFILL = re.compile(
     rb"Prefill batch[.,] #new-seq: \d{1,9}, #new-token: (\d{1,12}), #cached-token: (\d{1,12}), "
-    rb"token usage: ([\d.]{1,12}), #running-req: (\d{1,9}), #queue-req: (\d{1,9}), #pending-token: \d{1,12}, (?:[a-z]{2,5} graph: (True|False), )?"
+    rb"token usage: ([\d.]{1,12}), #running-req: (\d{1,9}), #queue-req: (\d{1,9}), #pending-token: (\d{1,12}), (?:[a-z]{2,5} graph: (True|False), )?"
     rb"input throughput \(token/s\): ([\d.]{1,16})"
 )
 _FIELD = re.compile(rb"([#A-Za-z][#A-Za-z0-9 +/()\[\]._-]{0,40}): (True|False|-?[\d.]{1,16}%?)(?=[,\s]|$)")
@@ -69,6 +69,7 @@ class SglangLog:
         self.nccl = NcclLog(self.found)
         self._clock = Clock()
         self._idle: dict[str, bool] = {}
+        self._waiting: dict[str, bool] = {}
         self._seconds: dict[str, dict[str, float]] = {}
         self._graph_gib: dict[tuple[str, str], float] = {}
         self._weights = 0
@@ -202,7 +203,7 @@ class SglangLog:
         rank = self._rank(line.raw)
         match = _PREFILL.match(message)
         if match:
-            new, cached, usage, running, queue, graph, rate = match.groups()
+            new, cached, usage, running, queue, pending, graph, rate = match.groups()
         else:
             fields = _fields(message)
             if b"#new-token" not in fields:
@@ -214,8 +215,11 @@ class SglangLog:
             running, queue = fields.get(b"#running-req", zero), fields.get(b"#queue-req", zero)
             graph = next((fields[key] for key in fields if key.endswith(b" graph")), None)
             rate = fields.get(b"input throughput (token/s)", b"")
+            pending = fields.get(b"#pending-token", zero)
         count = int(_float(running) or 0)
-        timed = count > 0
+        # The printed rate counts the wall time since the previous line: it tells a speed only if work was waiting since then.
+        timed = count > 0 or self._waiting.get(rank, False)
+        self._waiting[rank] = (_float(queue) or 0) > 0 or (_float(pending) or 0) > 0
         if count == 0:
             self._idle[rank] = True  # nothing was running: the next Decode line's rate includes the idle time
         self.prefills.append(
@@ -510,7 +514,7 @@ class SglangLog:
             found.add("startup.warnings", sorted(self.warnings), first)
         elif self.args:
             found.add("startup.warnings", [], self.args_line)
-        if self.retracted or self.decodes:
+        if self.retracted or (self.args and self.decodes):
             found.add("kv.preemptions", self.retracted, self.retract_line or self.decodes[-1].line)
         if self.ready is not None:
             found.add("kernel.jit_in_serving", self.jit, self.jit_line)
@@ -542,7 +546,7 @@ def reason_off(low: bytes) -> str:
 def _fields(message: bytes) -> dict[bytes, bytes]:
     return {
         key.strip(): value.rstrip(b".") if value.endswith(b".") else value
-        for key, value in _FIELD.findall(message[:2000])
+        for key, value in _FIELD.findall(message[:2000], max(0, message.find(b"#", 0, 40)))
     }
 
 

@@ -42,59 +42,55 @@ class Prefill(NamedTuple):
     timed: bool
 
 
-def steady(lines: Sequence[Decode]) -> list[Decode]:
-    """The lines without the first of each rank; all of them when that leaves nothing."""
-    seen: set[str] = set()
-    kept = []
-    for item in lines:
-        if item.rank in seen:
-            kept.append(item)
-        seen.add(item.rank)
-    return kept or list(lines)
-
-
 def decode_facts(
-    found: Found, lines: Sequence[Decode], levels: Iterable[int] = (), draft_tokens: int | None = None
+    found: Found,
+    lines: Sequence[Decode],
+    levels: Iterable[int] = (),
+    draft_tokens: int | None = None,
+    *,
+    averaged: bool = False,
 ) -> None:
-    """States batch, queue, pool and speed facts. ``levels`` are the offered concurrencies of the benchmark, if
-    known."""
+    """States batch, queue, pool and speed facts. ``levels`` are the offered concurrencies of the benchmark, if known.
+
+    ``averaged``: a line's rate is an average over seconds (vLLM), so a few lines of a short run give only a lower limit
+    of the speed and no step time."""
     found.add("decode.lines", len(lines), lines[-1].line if lines else None)
     if not lines:
         return
-    window = steady(lines)
-    last = window[-1].line
-    # The first line of a rank carries a valid batch size but no valid rate; counts of graph use keep every line
-    # after it.
-    running = [float(item.running) for item in window]
-    found.add("decode.batch_p50", quantile(running, 0.5), _nearest(window, quantile(running, 0.5)))
-    found.add("decode.batch_p90", quantile(running, 0.9), _nearest(window, quantile(running, 0.9)))
-    found.add("decode.batch_max", max(running), _nearest(window, max(running)))
-    queue = [float(item.queue) for item in window]
+    last = lines[-1].line
+    running = [float(item.running) for item in lines]
+    for name, value in (
+        ("decode.batch_p50", quantile(running, 0.5)),
+        ("decode.batch_p90", quantile(running, 0.9)),
+        ("decode.batch_max", max(running)),
+    ):
+        found.add(name, value, _nearest(lines, value))
+    queue = [float(item.queue) for item in lines]
     for share, name in ((0.5, "queue.depth_p50"), (0.9, "queue.depth_p90"), (0.95, "queue.depth_p95")):
         value = quantile(queue, share)
-        found.add(name, value, next((item.line for item in window if item.queue == value), last))
-    usage = [item.usage for item in window if item.usage is not None]
+        found.add(name, value, next((item.line for item in lines if item.queue == value), last))
+    usage = [item.usage for item in lines if item.usage is not None]
     for share, name in ((0.5, "kv.usage_p50"), (0.9, "kv.usage_p90"), (0.95, "kv.usage_p95")):
         level = quantile(usage, share)
         if level is not None:
-            found.add(name, level, next((item.line for item in window if item.usage == level), last))
+            found.add(name, level, next((item.line for item in lines if item.usage == level), last))
     if not usage:
         found.missing("kv.usage_p95", "no decode line printed the pool's use beside running requests")
-    unread = sum(1 for item in window if item.usage is None)
+    unread = [item.line for item in lines if item.usage is None]
     if unread:
-        found.add("kv.token_readings_missing", unread, next(item.line for item in window if item.usage is None))
-    _aux(found, window)
-    _graphs(found, window)
-    loaded = _loaded(window)
-    _speed(found, loaded, {})
-    _acceptance(found, window, loaded, draft_tokens)
-    _ranks(found, window)
+        found.add("kv.token_readings_missing", len(unread), unread[0])
+    _aux(found, lines)
+    _graphs(found, lines)
+    loaded = _loaded(lines)
+    _speed(found, loaded, {}, averaged)
+    _acceptance(found, lines, draft_tokens)
+    _ranks(found, lines)
     wanted = sorted(set(levels))
     for index, level in enumerate(wanted):
         below = wanted[index - 1] if index else 0
-        here = [item for item in window if below < item.running + item.queue <= level]
+        here = [item for item in lines if below < item.running + item.queue <= level]
         if here:
-            _speed(found, _loaded(here), {"concurrency": level})
+            _speed(found, _loaded(here), {"concurrency": level}, averaged)
             _graphs(found, here, {"concurrency": level})
 
 
@@ -120,12 +116,12 @@ def _graphs(found: Found, lines: Sequence[Decode], labels: dict[str, int] | None
     found.add("decode.graph_off_share", len(off) / len(known), (off or known)[0].line, labels=labels)
 
 
-def _speed(found: Found, lines: Sequence[Decode], labels: dict[str, int]) -> None:
+def _speed(found: Found, lines: Sequence[Decode], labels: dict[str, int], averaged: bool) -> None:
     rated = [item for item in lines if item.tokens_per_s and item.running > 0]
     timed = [item for item in rated if item.timed]
     # Short runs may leave only lines behind an idle gap. Their rate contains idle time, so it is a lower limit
     # and said to be one.
-    exact = bool(timed)
+    exact = bool(timed) and not (averaged and len(timed) < 3)
     used = timed or rated
     if not used:
         if not labels:
@@ -137,10 +133,12 @@ def _speed(found: Found, lines: Sequence[Decode], labels: dict[str, int]) -> Non
     steps = [1000.0 * item.running * (item.accept_len or 1.0) / item.tokens_per_s for item in used if item.tokens_per_s]
     step = quantile(steps, 0.5) if exact else min(steps)
     found.add("decode.throughput_tps", rate, at, labels=labels, bound=None if exact else "at_least")
+    if averaged and not exact:
+        return
     found.add("decode.step_ms_p50", step, at, labels=labels, basis="derived", bound=None if exact else "at_most")
 
 
-def _acceptance(found: Found, window: Sequence[Decode], loaded: Sequence[Decode], draft_tokens: int | None) -> None:
+def _acceptance(found: Found, window: Sequence[Decode], draft_tokens: int | None) -> None:
     lengths = [(item.accept_len, item.running, item.line) for item in window if item.accept_len]
     if not lengths:
         return
@@ -194,13 +192,22 @@ def prefill_facts(found: Found, lines: Sequence[Prefill]) -> None:
         found.add("prefill.graph_used_share", len(used) / len(known), (used or known)[0].line)
     sizes = [float(item.new_tokens) for item in lines]
     found.add("prefill.tokens_per_step_p50", quantile(sizes, 0.5), lines[-1].line)
-    # Rates count the wall time since the previous prefill line, so only back-to-back steps of real size tell the speed.
-    top = 0.5 * max(sizes)
-    rates = [item.tokens_per_s for item in lines if item.timed and item.tokens_per_s and item.new_tokens >= top]
-    if rates:
-        middle = quantile(rates, 0.5)
-        found.add("prefill.throughput_tps", middle, next(item.line for item in lines if item.tokens_per_s == middle))
+    _prefill_speed(found, lines)
     fresh = sum(item.new_tokens for item in lines)
     cached = sum(item.cached_tokens for item in lines)
     if fresh + cached > 0:
         found.add("kv.prefix_hit_share", cached / (fresh + cached), lines[-1].line)
+
+
+def _prefill_speed(found: Found, lines: Sequence[Prefill]) -> None:
+    """Only full-size steps behind other work tell the speed; without any, the fastest step is a lower limit."""
+    top = 0.5 * max(item.new_tokens for item in lines)
+    sized = [item for item in lines[1:] if item.tokens_per_s and item.new_tokens >= top]
+    timed = [item for item in sized if item.timed]
+    rates = [item.tokens_per_s for item in timed or sized if item.tokens_per_s]
+    rate = quantile(rates, 0.5 if timed else 1.0)
+    if rate is None:
+        found.missing("prefill.throughput_tps", "no prefill line behind other work printed a rate")
+        return
+    at = next(item.line for item in timed or sized if item.tokens_per_s == rate)
+    found.add("prefill.throughput_tps", rate, at, bound=None if timed else "at_least")

@@ -430,9 +430,10 @@ class VllmLog:
         """States the facts that need the whole log. ``levels``: offered concurrencies of the benchmark."""
         found = self.found
         self._settings()
+        found.missing("decode.graph_off_share", "vLLM's default log does not say which steps replayed a graph")
         drafts = found.get("spec.draft_tokens")
         busy = [item for item in self.stats if item.running > 0 or item.queue > 0]
-        decode_facts(found, busy or self.stats, levels, drafts if isinstance(drafts, int) else None)
+        decode_facts(found, busy or self.stats, levels, drafts if isinstance(drafts, int) else None, averaged=True)
         if self.prompt_rates:
             middle = quantile([rate for rate, _ in self.prompt_rates], 0.5)
             found.add(
@@ -457,7 +458,7 @@ class VllmLog:
         if self._ready_s is not None and self._first_s is not None and self._ready_s >= self._first_s:
             found.add("startup.phase_s", self._ready_s - self._first_s, labels={"stage": "total"})
         found.add("startup.last_stage", self.last_stage or None)
-        found.missing("decode.graph_off_share", "vLLM's default log does not say which steps replayed a graph")
+        found.missing("scheduler.max_running", "vLLM logs it only when it is set; its default depends on the device")
         self.nccl.finish()
         return found
 
