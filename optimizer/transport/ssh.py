@@ -23,6 +23,10 @@ _CONNECT_TIMEOUT_S = 20
 _CHUNK = 1 << 16
 
 
+class _NotStarted(Exception):
+    """The connection died before the command had read a byte."""
+
+
 class SSHTransport:
     """A connection that is made on first use and made again when it was lost. ``config``: SSH configuration files in
     place of the user's own; ``options`` go to asyncssh as they are (tests)."""
@@ -130,7 +134,13 @@ class SSHTransport:
         said = ""
         for name in PYTHONS:
             payload = b"%d\n" % len(_PROBE) + _PROBE
-            done = await self._execute(connection, command(name), payload, _PROBE_TIMEOUT_S, None)
+            try:
+                done = await self._execute(connection, command(name), payload, _PROBE_TIMEOUT_S, None)
+            except _NotStarted as error:
+                raise LinkLost(
+                    f"{self.name} accepted the login and runs no command: {error}",
+                    hint=f"Check that `ssh {self.name} true` works; the account may be limited to file transfer.",
+                ) from error
             if done.exit == 0:
                 return name
             if done.exit is None:
@@ -148,9 +158,21 @@ class SSHTransport:
     async def run(
         self, stdin: bytes, timeout_s: float, on_stdout: Callable[[bytes], None] | None = None
     ) -> CommandResult:
-        await self.connect()
-        assert self._connection is not None and self._python is not None
-        return await self._execute(self._connection, command(self._python), stdin, timeout_s, on_stdout)
+        for last_try in (False, True):
+            await self.connect()
+            assert self._connection is not None and self._python is not None
+            try:
+                return await self._execute(self._connection, command(self._python), stdin, timeout_s, on_stdout)
+            except _NotStarted as error:
+                # The command has read nothing, so it has done nothing: a connection that died while idle is made again.
+                self._connection.abort()
+                self._connection = None
+                if last_try:
+                    raise LinkLost(
+                        f"{self.name} does not start commands any more: {error}",
+                        hint="Nothing was done by this call. Try again in a minute.",
+                    ) from error
+        raise AssertionError("unreachable")
 
     @staticmethod
     async def _execute(
@@ -184,7 +206,10 @@ class SSHTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 # Bytes everywhere: one bad UTF-8 byte would otherwise close the connection.
-                process = await connection.create_process(line, encoding=None)
+                try:
+                    process = await connection.create_process(line, encoding=None)
+                except (asyncssh.Error, OSError) as error:
+                    raise _NotStarted(str(error)) from error
                 async with asyncio.TaskGroup() as group:
                     group.create_task(feed(process))
                     group.create_task(read_output(process))

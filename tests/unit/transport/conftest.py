@@ -1,7 +1,9 @@
 """An SSH server inside the test process: it runs the client's command through a login shell of choice, in a scratch home."""
 
 import asyncio
+import contextlib
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -54,13 +56,32 @@ class Server:
 
     async def _run(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         self.commands.append(process.command or "")
-        env = {**os.environ, "HOME": str(self.home), **self.env}
+        # A real python3 first: version managers put shell scripts in its place, which would read our noisy files too.
+        path = f"{sys.base_prefix}/bin:{os.environ['PATH']}"
+        env = {**os.environ, "PATH": path, "HOME": str(self.home), **self.env}
         child = await asyncio.create_subprocess_exec(
             *self.shell, process.command or "", env=env, cwd=self.home,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
+        assert child.stdin and child.stdout and child.stderr
+
+        async def feed() -> None:
+            with contextlib.suppress(OSError, asyncssh.Error):
+                while data := await process.stdin.read(1 << 16):
+                    child.stdin.write(data)
+                    await child.stdin.drain()
+            child.stdin.close()
+
+        async def copy(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
+            with contextlib.suppress(OSError, asyncssh.Error):
+                while data := await source.read(1 << 16):
+                    target.write(data)
+                    await target.drain()
+
+        feeding = asyncio.ensure_future(feed())
+        await asyncio.gather(copy(child.stdout, process.stdout), copy(child.stderr, process.stderr))
         process.exit(await child.wait())
+        feeding.cancel()
 
     async def stop(self) -> None:
         for connection in self.connections:

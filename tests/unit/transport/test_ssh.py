@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,7 +132,7 @@ async def test_no_python(server: Server, connect: Connect) -> None:
 
 
 async def test_old_python3_and_a_newer_one_beside_it(server: Server, connect: Connect) -> None:
-    real = shutil.which("python3")
+    real = f"{sys.base_prefix}/bin/python3"
     fake_path(server, python3="exit 64\n", python3_11=f'exec {real} "$@"\n')
     transport = connect()
     assert (await Box(transport).command(["/bin/echo", "hi"])).stdout == b"hi\n"
