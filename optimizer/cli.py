@@ -180,7 +180,7 @@ def resume(ctx: click.Context, study: str, adopt_knowledge: bool, yes: bool, as_
 def plan(ctx: click.Context, as_json: bool, **values: Any) -> None:
     """Say what `run` would do, from reading alone; nothing is launched, stopped or written."""
     from optimizer.report.plan_view import plan_text
-    from optimizer.runner.dryrun import plan_study
+    from optimizer.wiring.planning import plan_study
 
     found = asyncio.run(plan_study(_options(values), _roots(ctx)))
     if _wants_json(ctx, as_json):
@@ -211,7 +211,7 @@ def diagnose(ctx: click.Context, evidence: tuple[Path, ...], host: str | None, p
     else:
         found = diagnose_bundle(evidence, _roots(ctx))
     if _wants_json(ctx, as_json):
-        _print_json(found.plain())
+        _print_json(found.to_json())
     else:
         click.echo(diagnosis_text(found))
 
@@ -224,7 +224,7 @@ def diagnose(ctx: click.Context, evidence: tuple[Path, ...], host: str | None, p
 @click.pass_context
 def replay(ctx: click.Context, study: str, verify: bool, until: int | None, as_json: bool) -> None:
     """Drive a recorded study again, without its box. STUDY is a name or a folder."""
-    from optimizer.runner.replaying import replay_study
+    from optimizer.wiring.replaying import replay_study
 
     found = replay_study(study, _roots(ctx), verify=verify, until=until)
     if _wants_json(ctx, as_json):
@@ -276,7 +276,7 @@ def studies(ctx: click.Context, as_json: bool) -> None:
 @click.pass_context
 def stop(ctx: click.Context, study: str, as_json: bool) -> None:
     """End a study now: its coordinator closes it and puts the box into its end state."""
-    from optimizer.wiring import holder_of, resume_study, result_of
+    from optimizer.wiring import holder_of, result_of, resume_study
 
     roots = _roots(ctx)
     folder = roots.study(study)

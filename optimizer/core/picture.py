@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optimizer.ceiling.hardware import find_hardware
-from optimizer.ceiling.predict import Inputs, computed_ratio, speculation_of
+from optimizer.ceiling.predict import Inputs, computed_ratio, inputs_of, speculation_of
 from optimizer.ceiling.reach import out_of_reach as reach
 from optimizer.ceiling.shape import shape_from_config, shape_from_facts
-from optimizer.ceiling.situation import situation_of
 from optimizer.ceiling.waterfall import bucket_share as share_of
-from optimizer.ceiling.waterfall import observed_efficiency, waterfall
+from optimizer.ceiling.waterfall import observed_efficiency
 from optimizer.core.plan import Plan
+from optimizer.core.roofline import ceiling_facts
 from optimizer.core.state import ArmState, State
 from optimizer.errors import EvidenceError
 from optimizer.model.ceiling import HardwareSpec, ModelShape, NoCeiling, Waterfall
-from optimizer.model.evidence import Evidence, Fact
-from optimizer.model.playbook import Playbook
+from optimizer.model.evidence import Evidence
 from optimizer.model.measurement import LoadPoint
+from optimizer.model.playbook import Playbook
 
 DEEPEST_DRAFT = 5  # tokens: what a configuration could at most ask for
 
@@ -46,13 +46,11 @@ def inputs_at(state: State, plan: Plan, arm: ArmState, point: LoadPoint) -> Inpu
     requests = max(1, point.requests_ok)
     assert state.spec is not None
     prompt = point.prompt_tokens / requests if point.prompt_tokens else float(state.spec.workload.prompt_tokens)
-    situation = situation_of(
-        evidence, concurrency=point.concurrency, prompt_tokens=prompt, output_tokens=float(state.spec.workload.output_tokens)
-    )
-    shape, hardware = shape_of(state, evidence), hardware_of(state, plan)
-    efficiency = best_efficiency(state, plan)
-    found = waterfall(shape, hardware, situation, point, efficiency=efficiency, draft_tokens_allowed=_allowed_draft(shape))
-    return Inputs(situation=situation, point=point, shape=shape, hardware=hardware, waterfall=found, efficiency=efficiency)
+    shape = shape_of(state, evidence)
+    return inputs_of(
+        evidence, shape, hardware_of(state, plan), point, prompt_tokens=prompt, output_tokens=float(state.spec.workload.output_tokens),
+        efficiency=best_efficiency(state, plan), draft_tokens_allowed=_allowed_draft(shape),
+    )  # fmt: skip
 
 
 def best_efficiency(state: State, plan: Plan) -> float | None:
@@ -62,12 +60,10 @@ def best_efficiency(state: State, plan: Plan) -> float | None:
         if not arm.results:
             continue
         evidence = state.survey_evidence.merged(arm.evidence)
-        shape, hardware = shape_of(state, evidence), hardware_of(state, plan)
-        point = arm.results[-1].points[0]
         assert state.spec is not None
-        situation = situation_of(evidence, concurrency=point.concurrency, prompt_tokens=float(state.spec.workload.prompt_tokens),
-                                 output_tokens=float(state.spec.workload.output_tokens))  # fmt: skip
-        found = waterfall(shape, hardware, situation, point)
+        found = inputs_of(evidence, shape_of(state, evidence), hardware_of(state, plan), arm.results[-1].points[0],
+                          prompt_tokens=float(state.spec.workload.prompt_tokens),
+                          output_tokens=float(state.spec.workload.output_tokens)).waterfall  # fmt: skip
         eta = observed_efficiency(found) if isinstance(found, Waterfall) else None
         if eta is not None:
             best.append(eta)
@@ -81,29 +77,13 @@ def baseline_inputs(state: State, plan: Plan) -> Inputs | None:
 
 
 def facts(state: State, plan: Plan) -> Evidence:
-    """The baseline's evidence with what its ceiling says: roofline ratios, the bound, the draft's break-even."""
-    derived: list[Fact] = []
-    arm = state.base_arm
-    for point in arm.results[-1].points if arm.results else ():
-        inputs = inputs_at(state, plan, arm, point)
-        labels: dict[str, Any] = {"concurrency": point.concurrency}
-        if isinstance(inputs.waterfall, Waterfall):
-            found = inputs.waterfall
-            ratio = found.measured_tokens_per_s / found.ceiling.tokens_per_s
-            derived.append(Fact(name="roofline.decode_ratio", value=ratio, unit="ratio", labels=labels, source="ceiling", basis="derived"))
-            if point.concurrency == arm.results[-1].points[0].concurrency:
-                derived.append(Fact(name="roofline.bound", value=found.ceiling.bound, source="ceiling", basis="derived"))
-                derived.append(Fact(name="roofline.decode_ratio", value=ratio, unit="ratio", source="ceiling", basis="derived"))
-                derived += [
-                    Fact(name="waterfall.share", value=found.share(part.bucket), unit="ratio", labels={"bucket": part.bucket}, source="ceiling",
-                         basis="derived")
-                    for part in found.slices
-                ]  # fmt: skip
-        speculation = speculation_of(inputs)
-        if speculation is not None and inputs.situation.draft_tokens:
-            speedup = speculation.speedup(inputs.situation.draft_tokens, inputs.situation.running)
-            derived.append(Fact(name="spec.speedup_estimate", value=speedup, unit="ratio", labels=labels, source="ceiling", basis="derived"))
-    return state.evidence.merged(Evidence(facts=tuple(derived)))
+    """The baseline's evidence with what its ceiling says, where nothing of the kind was observed."""
+    evidence, arm = state.evidence, state.base_arm
+    if not arm.results:
+        return evidence
+    derived = ceiling_facts(inputs_at(state, plan, arm, point) for point in arm.results[-1].points)
+    observed = {fact.name for fact in evidence.facts}
+    return evidence.merged(Evidence(facts=tuple(fact for fact in derived.facts if fact.name not in observed)))
 
 
 def ceiling_body(state: State, plan: Plan) -> dict[str, Any]:

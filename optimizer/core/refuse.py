@@ -129,7 +129,10 @@ def resolved_form(settings: Settings, ground: Ground) -> Settings:
 def _by_param(changes: Mapping[str, Value], ground: Ground) -> Iterator[Refusal]:
     after = _point(changes, ground)
     now = canonical_settings(ground.settings, keep_none=False).values
+    alive = any(_dead(name, after, ground) is None for name in changes)
     for name, value in changes.items():
+        if value is None and alive:
+            continue  # taking a dead setting off the command line, beside a change that does something, is tidy
         param = param_of(name, ground.spaces)
         refusal = unavailable(name, value, param, ground.flags)
         if refusal is not None:

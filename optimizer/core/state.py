@@ -18,7 +18,19 @@ from optimizer.model.flags import FlagTable
 from optimizer.model.measurement import LoadPoint, Measurement
 from optimizer.model.outcome import INFEASIBLE, Done, Failed, Outcome, Unknown
 from optimizer.model.settings import Settings
-from optimizer.model.step import ORIGINAL, STEP, AwaitReady, Launch, Measure, Observe, Propose, Restore, Secure, Step, Stop
+from optimizer.model.step import (
+    ORIGINAL,
+    STEP,
+    AwaitReady,
+    Launch,
+    Measure,
+    Observe,
+    Propose,
+    Restore,
+    Secure,
+    Step,
+    Stop,
+)
 from optimizer.model.study import StudySpec
 from optimizer.model.verdict import Arm, Judgement
 

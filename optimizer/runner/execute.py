@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from optimizer.bench.calibrate import calibrate
 from optimizer.box.box import Box
 from optimizer.box.results import GuardFired, PortTaken, ShimRefused
 from optimizer.endpoint.client import Endpoint
@@ -37,11 +36,11 @@ from optimizer.model.step import (
 )
 from optimizer.model.study import StudySpec
 from optimizer.runner.base import Effect
+from optimizer.runner.calibrating import calibrate
 from optimizer.runner.collecting import launch_log
 from optimizer.runner.context import Session
 from optimizer.runner.measure import measure
 from optimizer.runner.survey import survey
-from optimizer.search.propose import propose
 
 # A start whose log stands still for this long is a hang; weights of hundreds of GiB load in silence for minutes.
 SILENT_START_S = 900.0
@@ -205,11 +204,7 @@ class LiveExecutor:
             await asyncio.sleep(min(30.0, self.spec.guard_minutes * 60 / 5))
 
     async def _calibrate(self, step: Calibrate) -> Effect:
-        result = await calibrate(self.box, target_tokens_per_s=step.tokens_per_s, concurrency=step.concurrency,
-                                 launch_id=f"{self.spec.study}:{step.key}-null")  # fmt: skip
-        if not result.ok:
-            return Effect(Failed(cause="client_bound", message=result.message, body=result.plain()))
-        return Effect(Done(body=result.plain()))
+        return await calibrate(self.box, f"{self.spec.study}:{step.key}-null", chunks_per_s=step.tokens_per_s, concurrency=step.concurrency)
 
     def command_of(self, step: Launch) -> Command:
         """The command line and environment changes of a launch. Pure."""
@@ -337,6 +332,8 @@ class LiveExecutor:
         return Effect(Done(body={"swept": len(swept.swept)}))
 
     async def _propose(self, step: Propose) -> Effect:
+        from optimizer.search.propose import propose  # optuna takes seconds to import; most studies never ask it
+
         space = self.library.space_by_id[step.space]
         params = tuple(param for param in space.params if param.name in step.params)
         try:

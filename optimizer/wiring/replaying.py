@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optimizer.core.state import fold
 from optimizer.journal import Journal
@@ -12,9 +12,7 @@ from optimizer.model.entry import Entry, EntryKind
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, NotRecorded, RecordedExecutor
 from optimizer.runner.recorded import verify as verify_entries
-
-if TYPE_CHECKING:
-    from optimizer.wiring import Roots
+from optimizer.wiring import Roots, plans_by_entry
 
 
 def replay_study(name: str, roots: Roots, *, verify: bool, until: int | None) -> dict[str, Any]:
@@ -24,8 +22,6 @@ def replay_study(name: str, roots: Roots, *, verify: bool, until: int | None) ->
 
 
 def _verified(folder: Path, until: int | None) -> dict[str, Any]:
-    from optimizer.wiring import plans_by_entry
-
     with Journal.open(folder / "journal.db", write=False) as journal:
         journal.verify()
         entries = journal.read()
@@ -41,8 +37,6 @@ def _verified(folder: Path, until: int | None) -> dict[str, Any]:
 
 def _driven(folder: Path, until: int | None) -> dict[str, Any]:
     """Let today's policy ask, and the journal answer. Where it asks for something that was never measured, replay stops."""
-    from optimizer.wiring import plans_by_entry
-
     with Journal.open(folder / "journal.db", write=False) as journal:
         entries = journal.read()
         plan = plans_by_entry(journal, entries)(entries[-1].seq)

@@ -1,0 +1,64 @@
+"""``optimize plan``: survey the box for real, fold it into a state in memory, and say what ``run`` would do from there."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optimizer.core import rank
+from optimizer.core.decide import decide
+from optimizer.core.state import State, apply
+from optimizer.errors import BoxError
+from optimizer.model.outcome import Done, Failed
+from optimizer.model.settings import Settings
+from optimizer.model.step import Launch, Observe
+from optimizer.runner.dryrun import DryRunExecutor
+from optimizer.runner.execute import LiveExecutor
+from optimizer.runner.recorded import MemoryLog
+from optimizer.wiring import Options, Roots, library, opened_body, opened_box, plan_of, prepare
+
+
+async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
+    """What ``run`` would do with these arguments."""
+    known = library(roots)
+    plan = plan_of(known)
+    with tempfile.TemporaryDirectory(prefix="optimize-plan-") as scratch:
+        prepared = prepare(options, replace(roots, runs=Path(scratch)), need_target=False)
+        spec = prepared.spec
+        async with opened_box(spec, prepared.folder) as box:
+            live = LiveExecutor(box, spec, known)
+            executor, log = DryRunExecutor(live), MemoryLog()
+            state = apply(State(), log.append("opened", opened_body(spec, known), expect=0))
+            step = decide(state, plan)
+            assert isinstance(step, Observe)
+            state = apply(state, log.append("intent", {"step": step.model_dump(mode="json")}, key=step.key, expect=1))
+            effect = await executor.execute(step)
+            state = apply(state, log.append("outcome", {"step": "observe", "outcome": effect.outcome.model_dump(mode="json")}, key=step.key, expect=2))
+            if isinstance(effect.outcome, Failed):
+                raise BoxError(effect.outcome.message)
+            assert isinstance(effect.outcome, Done)
+            first = live.command_of(Launch(key="1", settings=Settings(), purpose="baseline", port=20000, served_name="STUDY-KEY"))
+            ground = rank.ground(state, plan)
+            return {
+                "host": spec.host.name,
+                "target": spec.target.text or None,
+                "workload": spec.workload.plain(),
+                "engine": effect.outcome.body["engine"],
+                "engine_version": effect.outcome.body["engine_version"],
+                "running_server": effect.outcome.body["original"],
+                "would_restore": list(live.session.known.launch.argv) if effect.outcome.body["original"] else None,
+                "given": effect.outcome.body["given"],
+                "unknown_flags": effect.outcome.body["unknown_flags"],
+                "refused": [item.plain() for item in rank.dead_on_command_line(state, plan)],
+                "facts": len(state.survey_evidence.facts),
+                "missing": [item.plain() for item in state.survey_evidence.missing],
+                "hypotheses": rank.ranked_body(state, plan)["hypotheses"],
+                "spaces": [space.id for space in ground.spaces],
+                "first_command": list(first.argv),
+                "first_environment": first.env,
+                "budget": spec.budget.plain(),
+                "finish": spec.finish_or_default,
+                "next_step": "measure the running server" if state.original_running else "launch the baseline",
+            }
