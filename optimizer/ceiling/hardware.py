@@ -1,5 +1,6 @@
 """Finds the data-sheet entry of a GPU by the name that the driver prints. No entry means no ceiling."""
 
+import re
 from collections.abc import Sequence
 
 from optimizer.model.ceiling import HardwareSpec, NoCeiling
@@ -12,7 +13,7 @@ def find_hardware(
     if not gpu_name:
         return NoCeiling(reason="no GPU was found, so there is no data sheet to compute a ceiling from")
     name = gpu_name.lower()
-    found = [(max(len(text) for text in spec.match if text in name), spec) for spec in specs if _matches(spec, name)]
+    found = [(length, spec) for spec in specs if (length := _match_length(spec, name))]
     if not found:
         return NoCeiling(reason=f"playbooks/hardware.yaml has no entry for {gpu_name!r}")
     longest = max(length for length, _ in found)
@@ -36,5 +37,6 @@ def link_rate(hardware: HardwareSpec) -> float | None:
     return max(hardware.link.values(), default=None)
 
 
-def _matches(spec: HardwareSpec, name: str) -> bool:
-    return any(text in name for text in spec.match)
+def _match_length(spec: HardwareSpec, name: str) -> int:
+    """Length of the longest matching text, as whole words: "l4" must not be found in "l40s"."""
+    return max((len(text) for text in spec.match if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", name)), default=0)

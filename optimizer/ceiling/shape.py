@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.ceiling.quantisation import Storage, storage_of
+from optimizer.ceiling.situation import KV_BYTES
 from optimizer.errors import EvidenceError
 from optimizer.model.ceiling import ModelShape, NoCeiling
 from optimizer.model.evidence import Evidence
@@ -91,7 +92,7 @@ def shape_from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
 def shape_from_facts(evidence: Evidence, name: str = "") -> ModelShape | NoCeiling:
     """A coarse shape where config.json is missing: weights and KV bytes as the start-up log states them, per GPU.
 
-    Needs ``memory.weights_gib``; KV bytes come from ``kv.pool_gib`` over ``kv.pool_tokens`` where both are known. The
+    Needs ``memory.weights_gib``; KV bytes are ``kv.bytes_per_token``, or ``memory.kv_gib`` over ``kv.pool_tokens``. The
     shape has no layer count (kernel launches and collectives stay unknown) and reads all its weights at every step,
     which is an upper bound of the time for mixtures of experts, so for those it refuses."""
     weights_gib = evidence.number("memory.weights_gib")
@@ -104,8 +105,10 @@ def shape_from_facts(evidence: Evidence, name: str = "") -> ModelShape | NoCeili
     per_weight = {"fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625, "mxfp4": 0.53125, "awq": 0.52, "gptq": 0.52, "int4": 0.52}
     size = per_weight.get(quantisation, 2.0)
     weight_bytes = weights_gib * GIB * tp
-    pool_gib, pool_tokens = evidence.number("kv.pool_gib"), evidence.number("kv.pool_tokens")
-    kv_bytes = pool_gib * GIB * tp / pool_tokens if pool_gib and pool_tokens else 0.0
+    pool_gib, pool_tokens = evidence.number("memory.kv_gib"), evidence.number("kv.pool_tokens")
+    per_gpu = evidence.number("kv.bytes_per_token") or (pool_gib * GIB / pool_tokens if pool_gib and pool_tokens else 0)
+    # Shapes count their cache in two bytes per element; the situation scales it to what is stored.
+    kv_bytes = float(per_gpu) * tp * 2 / KV_BYTES.get(str(evidence.value("kv.dtype")), 2.0)
     return ModelShape(
         name=name, layers=0, hidden=0, heads=0, kv_heads=tp, head_dim=0, v_head_dim=0, attention_layers=0,
         weight_bytes_dense=weight_bytes, kv_bytes_per_token=kv_bytes, active_params=weight_bytes / size,

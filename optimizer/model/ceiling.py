@@ -47,9 +47,8 @@ class ModelShape(Frozen):
     experts: int = 0
     experts_per_token: int = 0
     embedding_bytes: FiniteFloat = 0.0  # looked up, not read; 0 where the table is shared with the output head
-    kv_bytes_per_token: FiniteFloat  # all layers, without the window's limit
+    kv_bytes_per_token: FiniteFloat  # all layers, two bytes per element, without the window's limit
     kv_splits_with_tp: bool = True  # MLA's latent is not divided
-    kv_dtype: str = "bf16"  # what ``kv_bytes_per_token`` is counted in
     state_bytes_per_request: FiniteFloat = 0.0  # recurrent layers: read and written at every step
     active_params: FiniteFloat  # multiplied per token: layers and output head
     layer_params: FiniteFloat = 0.0  # the same without the output head: what a prompt token costs

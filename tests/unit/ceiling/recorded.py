@@ -2,6 +2,7 @@
 each run. They are short single runs; two launches of the same setting differ by 10 % in tokens/s at concurrency 16."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ MODEL_27B = MODEL_7B | {
 SHAPES = {"7b": shape_from_config(MODEL_7B, "7b"), "27b": shape_from_config(MODEL_27B, "27b")}
 
 
+@cache
 def gpus() -> tuple[HardwareSpec, ...]:
     text = (ROOT / "playbooks" / "hardware.yaml").read_text()
     return library_from_files({"playbooks/hardware.yaml": text}).hardware
