@@ -162,6 +162,16 @@ def draft_depth(inputs: Inputs) -> Interval | None:
     return (gain**0.5, gain**1.5)
 
 
+def draft_deeper(inputs: Inputs) -> Interval | None:
+    """A deeper draft; None where the best depth is not deeper than the present one."""
+    return draft_depth(inputs) if _best_depth(inputs) > inputs.situation.draft_tokens else None
+
+
+def draft_shallower(inputs: Inputs) -> Interval | None:
+    """A shorter draft, or none at all; None where the best depth is not shorter than the present one."""
+    return draft_depth(inputs) if _best_depth(inputs) < inputs.situation.draft_tokens else None
+
+
 def drafts_off(inputs: Inputs) -> Interval | None:
     """No draft in place of the one in use; None where drafting pays."""
     found = speculation_of(inputs)
@@ -177,6 +187,8 @@ COMPUTED: dict[str, Callable[[Inputs], Interval | None]] = {
     "best_collectives": best_collectives,
     "drafts_on": drafts_on,
     "draft_depth": draft_depth,
+    "draft_deeper": draft_deeper,
+    "draft_shallower": draft_shallower,
     "drafts_off": drafts_off,
 }
 
@@ -187,6 +199,11 @@ def _over_acceptance(cost: RoundCost, batch: float) -> Interval:
         chain = Acceptance(tuple(rate ** (index + 1) for index in range(DRAFT_DEPTH)), rate)
         speeds.append(Speculation(chain, cost).speedup(DRAFT_DEPTH, batch))
     return (min(speeds), max(speeds))
+
+
+def _best_depth(inputs: Inputs) -> int:
+    found = speculation_of(inputs)
+    return inputs.situation.draft_tokens if found is None else found.best_depth(inputs.situation.running)
 
 
 def _plain_step(inputs: Inputs, shape: ModelShape, hardware: HardwareSpec, batch: float) -> float:

@@ -1,5 +1,7 @@
 """Ceilings, waterfalls and computed predictions against launches that were really measured (ARCHITECTURE section 20)."""
 
+from dataclasses import replace
+
 import pytest
 from recorded import EVERY, HEALTHY, RUNS, SHAPES
 
@@ -138,3 +140,23 @@ def test_a_small_pool_is_a_queue() -> None:
 def test_shapes_match_the_checkpoints() -> None:
     assert SHAPES["7b"].total_params == 7_622_098_944 and SHAPES["7b"].mtp_layers == 1
     assert SHAPES["27b"].total_params == pytest.approx(22.69e9, rel=0.001)
+
+
+def test_direction_of_a_change_of_depth() -> None:
+    """At 32 three drafts are too many; a run that drafted one token only, nearly always accepted, wants more."""
+    loaded = RUNS["tp1-7b-nextn3-acc2.8"].inputs(32)
+    assert computed_ratio("draft_shallower", loaded)[1] > 1 and computed_ratio("draft_deeper", loaded) is None
+    assert computed_ratio("drafts_off", loaded)[1] > 1
+    idle = RUNS["tp1-7b-nextn3-acc2.8"].inputs(1)
+    assert computed_ratio("draft_shallower", idle) is None and computed_ratio("drafts_off", idle) is None
+    short = replace(RUNS["tp1-7b-graph32"], points={1: (280.0, 3.4)}, facts={"draft_tokens": 1, "accept_len": 1.85})
+    low, high = computed_ratio("draft_deeper", short.inputs(1))
+    assert 1.05 < low < high < 2.5 and computed_ratio("draft_shallower", short.inputs(1)) is None
+    assert computed_ratio("drafts_on", short.inputs(1)) is None  # it drafts already
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_drafts_of_the_own_layer_are_predicted_before_they_run(concurrency: int) -> None:
+    """Measured TPOT ratios with A = 2.8: 1.62 at 1 and 1.26 at 16."""
+    low, high = computed_ratio("drafts_on", RUNS["tp1-7b-graph32"].inputs(concurrency))
+    assert low < {1: 1.62, 16: 1.26}[concurrency] < high
