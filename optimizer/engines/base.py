@@ -222,7 +222,7 @@ class Engine(ABC):
         ``port`` and ``served_name`` of None leave the user's. A setting that this build cannot take raises EngineError.
         """
         start, parsed = self.parsed(original_argv, flags)
-        now = self._given(parsed, original_env)
+        now = self._given(original_argv, parsed, original_env)
         wanted = self._wanted(now, settings_from, settings_to)
         changes: dict[str, Value] = {}
         env: dict[str, str | None] = {}
@@ -233,6 +233,11 @@ class Engine(ABC):
                     env[_env_name(param)] = None if after is None else _env_text(param, after)
             elif not (same(before, after) or (before is None and after is False and not self._negatable(param, flags))):
                 changes[param] = after
+        if self.model_param in changes and self.positional_model and parsed.positionals:
+            raise EngineError(
+                f"The model is given without a flag ({original_argv[parsed.positionals[0]]!r}) and is not changed.",
+                hint="Measurements of two models do not compare; start another study for the other model.",
+            )
         if port is not None and not same(now.get("port"), port):
             changes["port"] = port
         if served_name is not None and not same(now.get("served_model_name"), served_name):
@@ -246,8 +251,10 @@ class Engine(ABC):
             argv=tuple(edit(original_argv, start, parsed, changes, flags, self.dialect)), env=dict(sorted(env.items()))
         )
 
-    def _given(self, parsed: Parsed, env: Mapping[str, str]) -> dict[str, Value]:
+    def _given(self, argv: Sequence[str], parsed: Parsed, env: Mapping[str, str]) -> dict[str, Value]:
         values: dict[str, Value] = dict(parsed.settings())
+        if self.positional_model and parsed.positionals and self.model_param not in values:
+            values[self.model_param] = argv[parsed.positionals[0]]
         values.update({f"env.{name}": value for name, value in env.items()})
         return values
 

@@ -48,6 +48,7 @@ _SIMPLE: dict[str, str] = {
     "kv_cache_dtype": "kv_cache_dtype",
     "enable_prefix_caching": "enable_prefix_caching",
     "enable_chunked_prefill": "enable_chunked_prefill",
+    "device_config": "device",
 }
 _SPEC = re.compile(r"\bspeculative_config=(?:(?P<none>None)|SpeculativeConfig\((?P<inner>[^)]*)\))")
 _SPEC_KEYS = {"method": "method", "model": "model", "num_spec_tokens": "num_speculative_tokens"}

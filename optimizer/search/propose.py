@@ -1,0 +1,208 @@
+"""One proposal for the next launch, as a pure function of space, history and seed: an in-memory Optuna study is rebuilt
+from the history for every ask and never told anything. The only importer of optuna. A launch that crashed counts as
+infeasible at the worst known value (told as failed, a sampler keeps proposing the crash region); duplicates are
+proposed anew, at most three times, then a seeded random point is taken."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.core.predicate import View
+from optimizer.model.base import Value
+from optimizer.model.canonical import derived_seed
+from optimizer.model.space import Param, Space, Trial
+from optimizer.search.grid import Point, active, bounds, choices, key, points, restricted, sample, valid
+
+_ATTEMPTS = 3
+_RANDOM_ATTEMPTS = 64
+# Launches are dear: the model takes over after four points instead of Optuna's ten.
+_STARTUP_TRIALS = 4
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A trial that this space cannot use, and why (journalled)."""
+
+    trial: Trial
+    why: str
+
+
+def propose(
+    space: Space,
+    params: tuple[Param, ...],
+    history: Sequence[Trial],
+    seed: int,
+    *,
+    try_first: Sequence[Mapping[str, Value]] = (),
+    fixed: Mapping[str, Value] | None = None,
+    context: View | None = None,
+    rejected: Sequence[Mapping[str, Value]] = (),
+) -> dict[str, Value]:
+    """The next point of ``space`` restricted to ``params`` (higher trial values are better), empty when none is left.
+
+    ``try_first`` points come before any sampling, as long as they are valid and new. ``fixed`` holds settings that are
+    not searched but decide which parameters exist; ``context`` the facts and effective settings for the same purpose.
+    ``rejected`` are points that were refused before a launch: they are not proposed again."""
+    held = dict(fixed or {})
+    free = tuple(param for param in params if param.name not in held)
+    usable, _ = split(free, history, held, context)
+    seen = {key(restricted(trial, free)) for trial in usable} | {key(_only(point, free)) for point in rejected}
+    for wish in try_first:
+        point = _only(wish, free)
+        given: Point = {name: value for name, value in point.items() if value is not None}
+        if given and valid(wish, (*free, *_held(held, params)), held, context) is None and key(given) not in seen:
+            return given
+    if not free or not _anything_left(free, held, context, seen):
+        return {}
+    for attempt in range(_ATTEMPTS + 1):
+        point = _ask(space, free, usable, derived_seed(seed, "ask", attempt), held, context)
+        if point and key(point) not in seen:
+            return point
+    return random_proposal(free, seed, seen=seen, fixed=held, context=context)
+
+
+def random_proposal(
+    params: Sequence[Param],
+    seed: int,
+    *,
+    seen: set[str] | frozenset[str] = frozenset(),
+    fixed: Mapping[str, Value] | None = None,
+    context: View | None = None,
+) -> dict[str, Value]:
+    """A seeded random point that is not in ``seen`` (keys of ``grid.key``), empty when there is none."""
+    held = dict(fixed or {})
+    for attempt in range(_RANDOM_ATTEMPTS):
+        point = sample(params, derived_seed(seed, "random", attempt), held, context)
+        if point and key(point) not in seen:
+            return point
+    every = points(params, held, context)
+    return next((point for point in every if point and key(point) not in seen), {}) if every is not None else {}
+
+
+def split(
+    params: Sequence[Param],
+    history: Sequence[Trial],
+    fixed: Mapping[str, Value] | None = None,
+    context: View | None = None,
+) -> tuple[tuple[Trial, ...], tuple[LeftOut, ...]]:
+    """The trials that these parameters can describe, in order, and the others with the reason."""
+    usable: list[Trial] = []
+    left_out: list[LeftOut] = []
+    names = {param.name for param in params}
+    for trial in history:
+        point = restricted(trial, params)
+        why = valid(point, params, fixed or {}, context)
+        if why is None and trial.value is None and not trial.infeasible:
+            why = "it was never measured"
+        if why is None and not point and names:
+            why = "it sets none of the parameters"
+        if why is None:
+            usable.append(trial)
+        else:
+            left_out.append(LeftOut(trial, why))
+    return tuple(usable), tuple(left_out)
+
+
+def _only(point: Mapping[str, Value], params: Sequence[Param]) -> Point:
+    names = {param.name for param in params}
+    return {name: value for name, value in point.items() if name in names and value is not None}
+
+
+def _held(fixed: Mapping[str, Value], params: Sequence[Param]) -> tuple[Param, ...]:
+    return tuple(param for param in params if param.name in fixed)
+
+
+def _anything_left(params: Sequence[Param], fixed: Mapping[str, Value], context: View | None, seen: set[str]) -> bool:
+    every = points(params, fixed, context)
+    return every is None or any(point and key(point) not in seen for point in every)
+
+
+# ---- Optuna ----------------------------------------------------------------------------------------------------------
+
+
+def _ask(
+    space: Space,
+    params: Sequence[Param],
+    history: Sequence[Trial],
+    seed: int,
+    fixed: Mapping[str, Value],
+    context: View | None,
+) -> Point:
+    optuna = _optuna()
+    with warnings.catch_warnings():
+        # multivariate, group and constraints are marked experimental; the version is pinned below 6.
+        warnings.simplefilter("ignore")
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, group=True, constant_liar=False, n_startup_trials=_STARTUP_TRIALS
+        )
+        study = optuna.create_study(sampler=sampler, direction="maximize", study_name=space.id)
+        study.add_trials(_trials(params, history, optuna))
+        trial = study.ask()
+        point: Point = {}
+        for param in params:
+            if active(param, point, fixed, context):
+                point[param.name] = _suggest(trial, param)
+    return point
+
+
+def _optuna() -> Any:
+    """Imported late: it takes most of a second, and most commands never propose anything."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _trials(params: Sequence[Param], history: Sequence[Trial], optuna: Any) -> list[Any]:
+    values = [trial.value for trial in history if trial.value is not None and not trial.infeasible]
+    worst = min(values, default=0.0)
+    by_name = {param.name: param for param in params}
+    frozen = []
+    for trial in history:
+        point = restricted(trial, params)
+        frozen.append(
+            optuna.trial.create_trial(
+                state=optuna.trial.TrialState.COMPLETE,
+                value=worst if trial.infeasible or trial.value is None else trial.value,
+                params={name: _internal(by_name[name], value) for name, value in point.items()},
+                distributions={name: _distribution(by_name[name], optuna) for name in point},
+                constraints={"launch_ok": 1.0 if trial.infeasible else -1.0},
+            )
+        )
+    return frozen
+
+
+def _distribution(param: Param, optuna: Any) -> Any:
+    options = choices(param)
+    if options and param.type in ("int", "float"):
+        return optuna.distributions.IntDistribution(0, len(options) - 1)  # ordered: the index on the grid
+    if options:
+        return optuna.distributions.CategoricalDistribution(options)
+    low, high = bounds(param)
+    log = low > 0 and high / low >= 100
+    if param.type == "int":
+        return optuna.distributions.IntDistribution(math.ceil(low), math.floor(high), log=log)
+    return optuna.distributions.FloatDistribution(low, high, log=log)
+
+
+def _suggest(trial: Any, param: Param) -> Value:
+    options = choices(param)
+    if options and param.type in ("int", "float"):
+        return options[int(trial.suggest_int(param.name, 0, len(options) - 1))]
+    if options:
+        chosen: Value = trial.suggest_categorical(param.name, options)
+        return chosen
+    low, high = bounds(param)
+    log = low > 0 and high / low >= 100
+    if param.type == "int":
+        return int(trial.suggest_int(param.name, math.ceil(low), math.floor(high), log=log))
+    return float(trial.suggest_float(param.name, low, high, log=log))
+
+
+def _internal(param: Param, value: Value) -> Any:
+    options = choices(param)
+    if options and param.type in ("int", "float"):
+        return options.index(value)
+    return value
