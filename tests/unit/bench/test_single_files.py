@@ -1,0 +1,34 @@
+"""What runs on the box: one file each, standard library only, Python 3.8 syntax, started by the oldest Python at hand."""
+
+import ast
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from .conftest import BENCH
+
+
+@pytest.mark.parametrize("name", ["loadgen.py", "nullserver.py"])
+def test_stdlib_only_and_python_38(name: str) -> None:
+    tree = ast.parse((BENCH / name).read_text(), feature_version=(3, 8))
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module
+            imported.add(node.module.split(".")[0])
+    assert imported - set(sys.stdlib_module_names) <= {"uvloop"}
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.12"])
+def test_runs_under_other_pythons(version: str) -> None:
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "-c", "import ssl"], capture_output=True, check=False).returncode:
+        pytest.skip(f"no Python {version} here")
+    job = b'{"base_url":"http://127.0.0.1:9","concurrency":1,"output_tokens":1,"warmup_min_s":0,"warmup_max_s":0,"window_s":0.3,'
+    job += b'"prompts":{"seed":"1","salt":"1","vocabulary":"ascii","prompt_tokens":8}}\n'
+    done = subprocess.run([python, str(BENCH / "loadgen.py")], input=job, capture_output=True, timeout=20, check=False)
+    assert not done.stderr and b'"refused"' in done.stdout.splitlines()[-1]
