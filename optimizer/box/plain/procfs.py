@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 MARKER = b"OPTIMIZER_LAUNCH_ID"
@@ -94,14 +94,49 @@ def process(pid: int) -> Process | None:
         return None
 
 
-def table() -> dict[int, Process]:
-    """All living processes by pid."""
-    found = {}
+def _last_pid() -> int:
+    """The newest process or thread id of this PID namespace, 0 when unknown."""
+    words = (read("/proc/loadavg") or b"").split()
+    return int(words[4]) if len(words) == 5 and words[4].isdigit() else 0
+
+
+def _is_thread(pid: int) -> bool:
+    for line in (read("/proc/%d/status" % pid) or b"").splitlines():
+        if line.startswith(b"Tgid:"):
+            return int(line.split()[1]) != pid
+    return True
+
+
+def table(visit: Callable[[int], None] | None = None) -> dict[int, Process]:
+    """All living processes by pid; ``visit`` is called with each at once, before it can be gone.
+
+    Reading /proc takes milliseconds and is no snapshot: a process that forks and exits meanwhile would be missed although
+    its child lives. So the ids that were given out during the reading are read as well, until none is new."""
+    found: dict[int, Process] = {}
+
+    def look(pid: int) -> None:
+        one = process(pid)
+        if one is not None:
+            found[pid] = one
+            if visit is not None:
+                visit(pid)
+
+    last = _last_pid()
     for name in os.listdir("/proc"):
         if name.isdigit():
-            one = process(int(name))
-            if one is not None:
-                found[one.pid] = one
+            look(int(name))
+    for _ in range(100):
+        now = _last_pid()
+        if now == last:
+            break
+        if now < last or now - last > 5000:  # the numbers wrapped around
+            fresh = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in found]
+        else:
+            fresh = [pid for pid in range(last + 1, now + 1) if pid not in found]
+        last = now
+        for pid in fresh:
+            if not _is_thread(pid):
+                look(pid)
     return found
 
 

@@ -1,0 +1,133 @@
+"""One study holds a box; a holder is replaced only with proof that it is gone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from optimizer.box.box import Box
+from optimizer.box.results import BoxLocked, ShimRefused
+
+from .conftest import alive, until
+from .test_launch import Server
+
+ANOTHER = """
+import asyncio, sys, time
+from pathlib import Path
+from optimizer.box.box import Box
+from optimizer.transport.local import LocalTransport
+async def main():
+    box = Box(LocalTransport(home=Path(sys.argv[1])))
+    await box.lock("other")
+    if "secure" in sys.argv:
+        await box.secure("other")
+    print("held", flush=True)
+    time.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def another_coordinator(home: Path, *options: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", ANOTHER, str(home), *options], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    return process
+
+
+async def test_second_coordinator_is_refused_and_told_who_holds_the_box(box: Box, home: Path) -> None:
+    other = await another_coordinator(home)
+    try:
+        with pytest.raises(BoxLocked, match=f"study other.*{os.uname().nodename}"):
+            await box.lock("mine")
+        with pytest.raises(BoxLocked):
+            await box.lock("other")  # the same study from a second coordinator
+        holder = await box.holder()
+        assert holder is not None and (holder.study, holder.gone) == ("other", False)
+        assert not await box.unlock("mine")
+    finally:
+        other.kill()
+        other.wait()
+    holder = await box.holder()
+    assert holder is not None and holder.gone
+    await box.lock("mine")
+    assert (await box.holder()).study == "mine"  # type: ignore[union-attr]
+
+
+async def test_a_dead_coordinator_with_a_living_guard_still_holds_the_box(box: Box, home: Path) -> None:
+    other = await another_coordinator(home, "secure")
+    other.kill()
+    other.wait()
+    with pytest.raises(BoxLocked):
+        await box.lock("mine")
+    await box.lock("other")  # its own study may resume
+    await box.disarm("other")
+    await box.unlock("other")
+    await box.lock("mine")
+
+
+async def test_a_dead_coordinator_with_a_living_server_still_holds_the_box(box: Box, home: Path, server: Server) -> None:
+    other = await another_coordinator(home)
+    launched = await box.launch("other", "1", server(0))
+    other.kill()
+    other.wait()
+    with pytest.raises(BoxLocked):
+        await box.lock("mine")
+    await box.sweep("other", term_s=1)
+    assert not alive(launched.pid)
+    await box.lock("mine")
+
+
+async def test_a_holder_on_another_machine_needs_silence(box: Box, home: Path) -> None:
+    await box.lock("other")
+    record = home / ".optimizer/box.lock/holder.json"
+    elsewhere = {**json.loads(record.read_text()), "coordinator_boot_id": "another", "coordinator_name": "laptop"}
+    record.write_text(json.dumps(elsewhere))
+    with pytest.raises(BoxLocked, match="laptop"):
+        await box.lock("mine")
+    os.utime(record, (1, 1))
+    await box.lock("mine", patience_s=900)
+
+
+async def test_a_lock_from_before_a_reboot_is_free(box: Box, home: Path) -> None:
+    await box.lock("other")
+    record = home / ".optimizer/box.lock/holder.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "boot_id": "before", "coordinator_boot_id": "before"}))
+    await box.lock("mine")
+
+
+async def test_lock_and_unlock_leave_nothing(box: Box, home: Path) -> None:
+    await box.lock("mine")
+    await box.lock("mine")
+    assert await box.unlock("mine")
+    assert not await box.unlock("mine")
+    assert not (home / ".optimizer").exists()
+    assert await box.holder() is None
+
+
+async def test_cleanup_refuses_while_something_runs(box: Box, home: Path, server: Server) -> None:
+    launched = await box.launch("s1", "1", server(0))
+    with pytest.raises(ShimRefused, match=str(launched.pid)) as caught:
+        await box.cleanup("s1")
+    assert caught.value.kind == "still_running"
+    # A server that is left running on purpose writes to the log that is kept.
+    left = await box.launch("s1", "2", server(0), keep_log=True)
+    await box.sweep("s1:1", term_s=1)
+    cleaned = await box.cleanup("s1", leave_running=True)
+    assert cleaned.kept == (str(home / ".optimizer/kept/s1.log"),) == (left.log,)
+    assert not (home / ".optimizer/runs").exists() and alive(left.pid)
+    os.kill(left.pid, signal.SIGKILL)
+    await until(lambda: not alive(left.pid))
+    assert not (home / ".optimizer/runs").exists()  # its keeper wrote nothing back
+
+
+async def test_studies_do_not_touch_each_other(make_box: Callable[..., Box], server: Server) -> None:
+    box = make_box()
+    await box.launch("s1", "1", server(0))
+    await box.launch("s2", "1", server(0))
+    await box.sweep("s1", term_s=1)
+    await box.cleanup("s1")
+    assert (await box.state("s2", "1")).alive

@@ -1,0 +1,157 @@
+"""What the box says about itself, its servers and its files."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from optimizer.box.box import Box
+from optimizer.box.plain import look
+from optimizer.box.results import ShimRefused
+from optimizer.errors import PythonMissing
+
+from .test_launch import Server
+
+
+async def test_hello(box: Box, home: Path) -> None:
+    facts = await box.hello()
+    assert facts.home == str(home) and facts.home_writable and facts.root == f"{home}/.optimizer"
+    assert facts.cpus == len(os.sched_getaffinity(0)) and facts.memory_bytes > 1 << 28 and facts.python >= (3, 8, 0)
+    assert abs(facts.clock_unix_s - time.time()) < 60 and facts.sees_other_processes
+    assert list(home.iterdir()) == []  # it writes nothing
+
+
+async def test_command(box: Box) -> None:
+    done = await box.command(["sh", "-c", "echo out; echo err >&2; echo $A; exit 3"], {"A": "b", "HOME": None})
+    assert (done.exit, done.stdout, done.stderr) == (3, b"out\nb\n", b"err\n")
+    assert (await box.command(["/no/such"])).not_started
+    assert (await box.command(["cat"])).stdout == b""  # nothing to read, no waiting
+
+
+async def test_command_is_bounded(box: Box, tmp_path: Path) -> None:
+    done = await box.command(["sh", "-c", "yes | head -c 100000"], max_bytes=1000)
+    assert done.truncated and len(done.stdout) == 1000 and done.exit == 0
+    began = time.monotonic()
+    done = await box.command(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], timeout_s=0.5)
+    assert done.timed_out and done.exit is None and time.monotonic() - began < 5
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/exe").exists()
+    done = await box.command(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo hi"], timeout_s=20)
+    assert done.stdout == b"hi\n" and not done.timed_out
+
+
+async def test_read_file(box: Box, tmp_path: Path) -> None:
+    file = tmp_path / "bad \udcff name"
+    file.write_bytes(bytes(range(256)))
+    part = await box.read_file(str(file), 250, 3)
+    assert (part.data, part.offset, part.end, part.size, part.inode) == (b"\xfa\xfb\xfc", 250, 253, 256, file.stat().st_ino)
+    assert (await box.read_file(str(file), -2)).data == b"\xfe\xff"
+    assert (await box.read_file(str(file), 1000)).data == b""
+
+
+async def test_what_is_no_readable_file_is_refused(box: Box, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    os.mkfifo(tmp_path / "fifo")
+    for path in (loop, tmp_path / "fifo", tmp_path, "/dev/zero", tmp_path / "none"):
+        with pytest.raises(ShimRefused) as caught:
+            await box.read_file(str(path))
+        assert caught.value.kind == "unreadable"
+
+
+async def test_credentials_in_files_are_masked_in_place(make_box: Callable[..., Box], tmp_path: Path) -> None:
+    secret = "correct-horse-battery"
+    box = make_box(MY_PASSWORD=secret, SHORT_TOKEN="true")
+    file = tmp_path / "log"
+    text = f"true start {secret} and sk-abcdefghijklmnopqrstuvwxyz end\n"
+    file.write_text(text)
+    whole = (await box.read_file(str(file))).data.decode()
+    assert len(whole) == len(text) and secret not in whole and "sk-abc" not in whole
+    assert whole.startswith("true start <secret>***") and whole.endswith(" end\n")
+    for cut in range(len(text)):  # no cut shows a piece of it
+        assert (await box.read_file(str(file), cut, 4)).data.decode() == whole[cut : cut + 4] if cut % 9 == 0 else True
+
+
+ENGINES = [
+    ("python3 -m sglang.launch_server --model-path m", "sglang"),
+    ("/venv/bin/python3.11 -u -X faulthandler -m sglang.launch_server", "sglang"),
+    ("sglang serve --model-path m", "sglang"),
+    ("/v/bin/python /v/bin/vllm serve m", "vllm"),
+    ("vllm serve m", "vllm"),
+    ("python -m vllm.entrypoints.openai.api_server --model m", "vllm"),
+    ("/opt/llama.cpp/llama-server -m m.gguf", "llamacpp"),
+    ("python3 -m sglang_router.launch_router", "sglang-router"),
+    ("python -m my.simulator --port 1", "sglang"),
+    ("bash -c python3 -m sglang.launch_server", None),
+    ("grep vllm serve", None),
+    ("vllm bench serve", None),
+    ("vim sglang.launch_server", None),
+    ("python -c import sglang.launch_server", None),
+    ("tail -f vllm.log", None),
+    ("ssh box vllm serve m", None),
+    ("sglang::scheduler_TP0", None),
+    ("python", None),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize(("line", "engine"), ENGINES)
+def test_which_command_lines_are_servers(line: str, engine: str | None) -> None:
+    assert look.engine_of(line.split(), {"my.simulator": "sglang"}) == engine
+
+
+async def test_servers_are_found_with_their_workers_counted_in(
+    box: Box, server: Server, free_port: int, spawn: Callable, tmp_path: Path
+) -> None:
+    """By its look, although a worker of the same look hangs below it; and by its port."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "vllm").write_text(
+        "import os,sys,time\nif os.fork():\n  os.wait()\nelse:\n  os.execv(sys.executable, [sys.executable, *sys.argv])\n"
+        if False else Path(server(0)[1]).read_text().replace("port, *options = sys.argv[1:]", "port, options = sys.argv[2], ['setsid']")
+    )
+    log = tmp_path / "vllm.log"
+    program = [sys.executable, str(tmp_path / "vllm" / "vllm"), "serve", str(free_port)]
+    process = spawn(program, stdout=log.open("ab"), env={**os.environ, "NUMBER": "1"}, cwd=str(tmp_path))
+    while await box.port_free(free_port):
+        pass
+    found = [one for one in (await box.find_servers()).servers if one.pid == process.pid]
+    assert [(one.engine, one.ports, one.cwd, one.logs) for one in found] == [
+        ("vllm", (free_port,), str(tmp_path), (str(log),))
+    ]
+    assert found[0].argv == tuple(program) and found[0].env["NUMBER"] == "1" and found[0].launch_id is None
+    by_port = (await box.find_servers(free_port, same_home=True)).servers
+    assert [one.pid for one in by_port if free_port in one.ports] == [process.pid]
+
+
+async def test_no_gpu_tools(box: Box) -> None:
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine has nvidia-smi")
+    assert await box.sample_gpu(1) == ""
+    assert (await box.hello()).nvidia_smi is None
+
+
+async def test_gpu_samples(make_box: Callable[..., Box], tmp_path: Path) -> None:
+    row = "2026/11/29 20:12:09.570, 0, 71 %, 55 %, 131252 MiB, 186.69 W, 1980 MHz, 40"
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\nwhile true; do echo '{row}'; sleep 0.2; done\n")
+    tool.chmod(0o755)
+    box = make_box(PATH=f"{tool.parent}:{os.environ['PATH']}")
+    lines = (await box.sample_gpu(0.7)).splitlines()
+    assert 2 <= len(lines) <= 5 and set(lines) == {row}
+
+
+async def test_box_without_python(tmp_path: Path) -> None:
+    from optimizer.transport.base import CommandResult
+
+    class NoPython:
+        name = "bare"
+
+        async def run(self, stdin: bytes, timeout_s: float, on_stdout: object = None) -> CommandResult:
+            return CommandResult(127, b"", b"sh: 1: python3: not found", False)
+
+    with pytest.raises(PythonMissing, match="python3: not found"):
+        await Box(NoPython()).hello()  # type: ignore[arg-type]

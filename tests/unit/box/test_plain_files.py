@@ -1,0 +1,101 @@
+"""What runs on the box is plain: standard library, Python 3.8 syntax, and it works under every older Python found here."""
+
+import ast
+import asyncio
+import glob
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from optimizer.box.box import Box
+from optimizer.box.program import BOOTSTRAP, guard_program, shim_program
+from optimizer.transport.local import LocalTransport
+
+FOLDER = Path(__file__).parents[3] / "optimizer" / "box"
+FILES = [FOLDER / "shim.py", FOLDER / "guard.py", *sorted((FOLDER / "plain").glob("*.py"))]
+ALLOWED = {
+    "__future__", "base64", "collections", "errno", "fcntl", "json", "os", "pwd", "re", "resource", "select", "selectors",
+    "shutil", "signal", "stat", "struct", "subprocess", "sys", "time", "traceback", "typing",
+}  # fmt: skip
+PYTHONS = sorted({
+    *glob.glob("/usr/bin/python3.[0-9]*[0-9]"), *glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python3")),
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_syntax_and_imports(file: Path) -> None:
+    tree = ast.parse(file.read_text(), feature_version=(3, 8))
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert name.split(".")[0] in ALLOWED or name.startswith("optimizer.box.plain"), name
+
+
+def test_the_program_is_plain_text() -> None:
+    assert shim_program().isascii()
+    ast.parse(guard_program().decode(), feature_version=(3, 8))
+
+
+def version(python: str) -> tuple[int, ...]:
+    code = "import sys; print(*sys.version_info[:2])"
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=False)
+    return tuple(int(word) for word in done.stdout.split())
+
+
+class Other(LocalTransport):
+    """The local box with another interpreter."""
+
+    def __init__(self, python: str, home: Path) -> None:
+        super().__init__(home=home)
+        self.python = python
+
+    async def run(self, stdin, timeout_s, on_stdout=None):  # type: ignore[no-untyped-def]
+        real, sys.executable = sys.executable, self.python
+        try:
+            return await super().run(stdin, timeout_s, on_stdout)
+        finally:
+            sys.executable = real
+
+
+def supported() -> list[str]:
+    """The oldest and the newest Python here that a box may have."""
+    usable = sorted((version(python), python) for python in PYTHONS if version(python) >= (3, 8))
+    return [python for _, python in dict.fromkeys([*usable[:1], *usable[-1:]])]
+
+
+@pytest.mark.parametrize("python", supported())
+async def test_under_other_interpreters(python: str, home: Path) -> None:
+    box = Box(Other(python, home))
+    assert (await box.hello()).python[:2] == version(python)
+    await box.lock("s1")
+    guard = await box.secure("s1")
+    assert (await box.launch("s1", "1", ["sleep", "60"])).alive
+    lines: list[bytes] = []
+    assert (await box.run_job(b"print('job')", b"", "s1:j", 20, lines.append)).exit == 0 and lines == [b"job"]
+    assert (await box.find_servers()).port_owner_hidden is False
+    assert (await box.sweep("s1", term_s=1)).clean
+    assert (await box.state("s1", "1")).exit_signal == 15
+    assert (await box.restore_original("s1")).pid is None
+    assert not Path(f"/proc/{guard.pid}/exe").exists()
+    await box.cleanup("s1")
+    await box.unlock("s1")
+    assert not (home / ".optimizer").exists()
+
+
+def test_an_old_python_is_refused_by_the_shim_itself(tmp_path: Path) -> None:
+    old = [python for python in PYTHONS if (3, 0) < version(python) < (3, 8)]
+    if not old:
+        pytest.skip("no Python older than 3.8 here")
+    done = subprocess.run([old[0], "-I", "-c", BOOTSTRAP], input=b"%d\n" % len(shim_program()) + shim_program() + b"{}",
+                          capture_output=True, check=False)  # fmt: skip
+    assert done.returncode != 0  # the probe of the SSH transport asks before any of this is sent
+
+
+async def test_concurrent_calls_share_nothing(home: Path) -> None:
+    box = Box(LocalTransport(home=home))
+    outputs = await asyncio.gather(*(box.command(["echo", str(number)]) for number in range(6)))
+    assert [output.stdout for output in outputs] == [b"%d\n" % number for number in range(6)]

@@ -1,0 +1,69 @@
+"""Credentials are told from ordinary values, and come back on the box alone."""
+
+import time
+
+import pytest
+
+from optimizer.box.plain import redact
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DB_PASSWORD", "PASSWD",
+     "github_token", "AUTH_HEADER", "SSH_AUTH_SOCK", "SENTRY_DSN", "OPTIMIZER_SECRET_0", "COOKIE", "X_CREDENTIALS"],
+)  # fmt: skip
+def test_secret_names(name: str) -> None:
+    assert redact.hide_environment({name: "whatever"}) == {name: redact.HIDDEN}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TOKENIZERS_PARALLELISM", "NCCL_PROTO", "CUDA_VISIBLE_DEVICES", "KEYBOARD", "AUTHOR", "PATH", "SGLANG_MAX_TOKENS",
+     "VLLM_KEYED", "MONKEY", "PASSES", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF"],
+)  # fmt: skip
+def test_ordinary_names(name: str) -> None:
+    assert redact.hide_environment({name: "whatever"}) == {name: "whatever"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["hf_abcdefghijklmnopqrstuv", "sk-proj-abcdefghijklmnopqrst", "AKIAIOSFODNN7EXAMPLE", "ghp_abcdefghijklmnopqrstuvwx",
+     "https://user:pa55@proxy:3128", "-----BEGIN RSA PRIVATE KEY-----\nx", "Bearer abcdefghijklmnop",
+     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "nvapi-abcdefghijklmnopqrst"],
+)  # fmt: skip
+def test_secret_values_under_any_name(value: str) -> None:
+    assert redact.hide_environment({"PLAIN": value}) == {"PLAIN": redact.HIDDEN}
+    assert redact.mask(b"a " + value.encode() + b" b", []) != b"a " + value.encode() + b" b"
+    assert len(redact.mask(value.encode(), [])) == len(value.encode())
+
+
+@pytest.mark.parametrize("value", ["", "1", "Ring", "/models/llama", "http://proxy:3128", "0,1,2,3", "max_split_size_mb:512"])
+def test_ordinary_values(value: str) -> None:
+    assert redact.hide_environment({"PLAIN": value}) == {"PLAIN": value}
+
+
+def test_arguments_come_back_exactly() -> None:
+    line = ["python", "-m", "sglang.launch_server", "--api-key", "s3cret", "--admin-api-key=other", "--tokenizer-path", "t",
+            "--max-total-tokens", "4096", "--model", "hf://user:pw@host/m", "--api_key", "-dash", "--hf-token", "--verbose"]  # fmt: skip
+    shown, values = redact.hide_arguments(line)
+    assert shown == ["python", "-m", "sglang.launch_server", "--api-key", "«secret:0»", "--admin-api-key=«secret:1»",
+                     "--tokenizer-path", "t", "--max-total-tokens", "4096", "--model", "«secret:2»", "--api_key", "«secret:3»",
+                     "--hf-token", "--verbose"]  # fmt: skip
+    assert [redact.reveal(word, values) for word in shown] == line
+    with pytest.raises(KeyError):
+        redact.reveal("«secret:9»", values)
+
+
+def test_masking_is_linear() -> None:
+    began = time.monotonic()
+    for text in (b"x" * 1_000_000, b"eyJ" * 300_000, b"a+." * 300_000, b"http://" * 100_000, b"sk-" * 300_000, b"hf_" * 300_000):
+        redact.mask(text, [])
+        assert not redact.secret_value("a:" * 100_000)
+    assert time.monotonic() - began < 10
+
+
+def test_short_values_are_not_masked_in_logs() -> None:
+    assert redact.secrets_of({"A_TOKEN": "true", "B_TOKEN": "long enough"}, ["x", "--api-key", "argument-secret"]) == [
+        b"argument-secret",
+        b"long enough",
+    ]
