@@ -50,7 +50,9 @@ def box_names() -> tuple[str, ...]:
 def read_box(name: str) -> dict[str, Any]:
     """The description as written. Raises UsageError naming the boxes that exist."""
     if name not in box_names():
-        raise UsageError(f"There is no simulated box {name!r}.", hint="Boxes: " + ", ".join(f"sim:{known}" for known in box_names()))
+        raise UsageError(
+            f"There is no simulated box {name!r}.", hint="Boxes: " + ", ".join(f"sim:{known}" for known in box_names())
+        )
     with (BOXES / f"{name}.toml").open("rb") as file:
         return tomllib.load(file)
 
@@ -61,10 +63,20 @@ def prepare_box(name: str, root: Path, time_scale: float | None = None) -> SimBo
     box = read_box(name)
     scale = float(box["time_scale"]) if time_scale is None else float(time_scale)
     if not (math.isfinite(scale) and 0.1 <= scale <= 1000):
-        raise UsageError(f"The time scale {scale:g} must lie between 0.1 and 1000.", hint=f"sim:{name} uses {box['time_scale']:g} by default.")
+        raise UsageError(
+            f"The time scale {scale:g} must lie between 0.1 and 1000.",
+            hint=f"sim:{name} uses {box['time_scale']:g} by default.",
+        )
     home = root.resolve() / f"sim-{name}"
     binaries, site, models = home / "bin", home / "site", home / "models"
-    for folder in (binaries, site / "sglang", site / f"sglang-{VERSION}.dist-info", models, home / "tmp", home / "state"):
+    for folder in (
+        binaries,
+        site / "sglang",
+        site / f"sglang-{VERSION}.dist-info",
+        models,
+        home / "tmp",
+        home / "state",
+    ):
         folder.mkdir(parents=True, exist_ok=True)
     box["time_scale"] = scale
     (home / "box.json").write_text(json.dumps(box, indent=1))
@@ -91,7 +103,9 @@ def prepare_box(name: str, root: Path, time_scale: float | None = None) -> SimBo
         f"sys.path.insert(0, {str(ROOT)!r})\nfrom simbox.server import main\n\n"
         'if __name__ == "__main__":\n    main(sys.argv[1:], Path(__file__).parents[2])\n'
     )
-    (site / f"sglang-{VERSION}.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {VERSION}\n")
+    (site / f"sglang-{VERSION}.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: sglang\nVersion: {VERSION}\n"
+    )
     argv = tuple(part.replace("{models}", str(models)) for part in box["launch"]["argv"])
     hardware = box["hardware"]
     link = str(hardware["topology"])
@@ -120,7 +134,11 @@ def prepare_box(name: str, root: Path, time_scale: float | None = None) -> SimBo
         model_config_path=model / "config.json",
         gpu=hardware["gpu"],
         gpu_count=int(hardware["count"]),
-        interconnect="none (one GPU)" if hardware["count"] == 1 else f"nvlink ({link})" if link.startswith("NV") else "pcie",
+        interconnect="none (one GPU)"
+        if hardware["count"] == 1
+        else f"nvlink ({link})"
+        if link.startswith("NV")
+        else "pcie",
     )
 
 

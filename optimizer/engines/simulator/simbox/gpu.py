@@ -82,7 +82,11 @@ class Smi:
         idle, limit = float(hardware["power_idle_w"]), float(hardware["power_limit_w"])
         wobble = random.uniform(-1.0, 1.0)
         active = used > 500
-        power = idle * (1.5 if active else 1.0) + (limit - idle) * float(hardware.get("power_share", 0.65)) * busy * (0.4 + 0.6 * memory_busy) + wobble
+        power = (
+            idle * (1.5 if active else 1.0)
+            + (limit - idle) * float(hardware.get("power_share", 0.65)) * busy * (0.4 + 0.6 * memory_busy)
+            + wobble
+        )
         clock = int(hardware["sm_clock_mhz"]) if active else 345
         uuid = f"GPU-{index:08x}-5a1d-4c6e-9d2b-{self.box['seed']:012x}"
         off = "Not Active"
@@ -112,7 +116,15 @@ class Smi:
             values[f"{prefix}.active"] = "0x0000000000000000" if active else "0x0000000000000001"
             values[f"{prefix}.supported"] = "0x00000000000001FF"
             values[f"{prefix}.gpu_idle"] = off if active else "Active"
-            for reason in ("applications_clocks_setting", "sw_power_cap", "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown", "sync_boost"):
+            for reason in (
+                "applications_clocks_setting",
+                "sw_power_cap",
+                "hw_slowdown",
+                "hw_thermal_slowdown",
+                "hw_power_brake_slowdown",
+                "sw_thermal_slowdown",
+                "sync_boost",
+            ):
                 values[f"{prefix}.{reason}"] = off
         return values
 
@@ -127,17 +139,36 @@ class Smi:
                 return 2
         if "noheader" not in layout:
             units = {"MiB": "[MiB]", "%": "[%]", "W": "[W]", "MHz": "[MHz]"}
-            heads = [f"{name} {units[rows[0][name].rpartition(' ')[2]]}" if rows[0][name].rpartition(" ")[2] in units else name for name in fields]
+            heads = [
+                f"{name} {units[rows[0][name].rpartition(' ')[2]]}"
+                if rows[0][name].rpartition(" ")[2] in units
+                else name
+                for name in fields
+            ]
             print(", ".join(heads))
         for row in rows:
             texts = [row[name] for name in fields]
             if "nounits" in layout:
-                texts = [text.rpartition(" ")[0] if text.rpartition(" ")[2] in {"MiB", "%", "W", "MHz"} else text for text in texts]
+                texts = [
+                    text.rpartition(" ")[0] if text.rpartition(" ")[2] in {"MiB", "%", "W", "MHz"} else text
+                    for text in texts
+                ]
             print(", ".join(texts))
         return 0
 
     def processes(self, fields: list[str], layout: set[str], only: set[int]) -> int:
-        known = {"pid", "process_name", "name", "used_memory", "used_gpu_memory", "gpu_uuid", "gpu_bus_id", "gpu_name", "timestamp", "gpu_serial"}
+        known = {
+            "pid",
+            "process_name",
+            "name",
+            "used_memory",
+            "used_gpu_memory",
+            "gpu_uuid",
+            "gpu_bus_id",
+            "gpu_name",
+            "timestamp",
+            "gpu_serial",
+        }
         for name in fields:
             if name not in known:
                 print(f'Field "{name}" is not a valid field to query.')
@@ -163,7 +194,12 @@ class Smi:
         print("\t" + "\t".join(names) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID")
         half = (self.count + 1) // 2
         for row, name in enumerate(names):
-            cells = [" X " if row == column else (link if link.startswith("NV") or (row < half) == (column < half) else "SYS") for column in range(self.count)]
+            cells = [
+                " X "
+                if row == column
+                else (link if link.startswith("NV") or (row < half) == (column < half) else "SYS")
+                for column in range(self.count)
+            ]
             node = 0 if row < half or link.startswith("NV") or self.count < 4 else 1
             print(name + "\t" + "\t".join(cells) + f"\t{self.hardware['host_cpus']}\t{node}\t\tN/A")
         print(
@@ -213,7 +249,11 @@ class Smi:
             ]  # fmt: skip
             for indent, name, value in rows:
                 put(indent, name, value)
-            users = [(s, s["ranks"][s["gpus"].index(index)]) for s in self.states if index in s["gpus"] and s["ranks"] and float(s["used_mib"]) > 0]
+            users = [
+                (s, s["ranks"][s["gpus"].index(index)])
+                for s in self.states
+                if index in s["gpus"] and s["ranks"] and float(s["used_mib"]) > 0
+            ]
             put(1, "Processes", None if users else "None")
             for state, pid in users:
                 put(2, "Process ID", str(pid))
@@ -224,10 +264,14 @@ class Smi:
         return 0
 
     def table(self) -> int:
-        print(f"NVIDIA-SMI {self.hardware['driver']}    Driver Version: {self.hardware['driver']}    CUDA Version: {self.hardware['cuda']}")
+        print(
+            f"NVIDIA-SMI {self.hardware['driver']}    Driver Version: {self.hardware['driver']}    CUDA Version: {self.hardware['cuda']}"
+        )
         for index in range(self.count):
             g = self.gpu(index)
-            print(f"| {index}  {g['name']} | {g['pci.bus_id']} | {g['memory.used']} / {g['memory.total']} | {g['utilization.gpu']} | {g['power.draw']} / {g['power.limit']} | {g['temperature.gpu']}C |")
+            print(
+                f"| {index}  {g['name']} | {g['pci.bus_id']} | {g['memory.used']} / {g['memory.total']} | {g['utilization.gpu']} | {g['power.draw']} / {g['power.limit']} | {g['temperature.gpu']}C |"
+            )
         return 0
 
 
@@ -242,7 +286,11 @@ def nvidia_smi(argv: list[str], home: Path) -> int:
     while rest:
         word = rest.pop(0)
         name, _, value = word.partition("=")
-        if name in {"--format", "--query-gpu", "--query-compute-apps", "--id", "--loop", "--loop-ms"} and not value and rest:
+        if (
+            name in {"--format", "--query-gpu", "--query-compute-apps", "--id", "--loop", "--loop-ms"}
+            and not value
+            and rest
+        ):
             value = rest.pop(0)
         if name in {"-i", "-l", "-lms", "-d"} and rest:
             value = rest.pop(0)

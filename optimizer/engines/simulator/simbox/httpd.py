@@ -13,12 +13,32 @@ from typing import Any
 
 from .scheduler import BLOCK_TOKENS, Request
 
-_PIECES = [b" the", b" model", b" reads", b" a", b" line", b" and", b" says", b" what", b" it", b" saw", b" there", b" then"]
+_PIECES = [
+    b" the",
+    b" model",
+    b" reads",
+    b" a",
+    b" line",
+    b" and",
+    b" says",
+    b" what",
+    b" it",
+    b" saw",
+    b" there",
+    b" then",
+]
 _TEXTS: list[bytes] = [b""]
 LONGEST_WORD = 10  # characters of one token here; longer words cost more
 TEMPLATE_TOKENS = 13  # what the chat template puts before every conversation
 MAX_BODY = 64 << 20
-REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
 
 
 def text_of(tokens: int) -> bytes:
@@ -55,7 +75,9 @@ class Stream:
     __slots__ = ("api", "cached_details", "connection", "continuous", "created", "done", "head", "identity", "include_usage",
                  "interval", "model", "pending", "request", "started", "streaming", "tail", "total", "wants_text")  # fmt: skip
 
-    def __init__(self, connection: Connection, api: str, body: dict[str, Any], model: str, interval: int, cache_report: bool) -> None:
+    def __init__(
+        self, connection: Connection, api: str, body: dict[str, Any], model: str, interval: int, cache_report: bool
+    ) -> None:
         self.connection, self.api, self.model = connection, api, model
         self.identity, self.created = uuid.uuid4().hex, int(time.time())
         options = body.get("stream_options") or {}
@@ -115,7 +137,14 @@ class Stream:
         if self.done:
             if self.include_usage and self.api != "generate":
                 kind = "chat.completion.chunk" if self.api == "chat" else "text_completion"
-                last = {"id": self.identity, "object": kind, "created": self.created, "model": self.model, "choices": [], "usage": self.usage()}
+                last = {
+                    "id": self.identity,
+                    "object": kind,
+                    "created": self.created,
+                    "model": self.model,
+                    "choices": [],
+                    "usage": self.usage(),
+                }
                 parts.append(b"data: " + json.dumps(last, separators=(",", ":")).encode() + b"\n\n")
             parts.append(b"data: [DONE]\n\n")
         self.connection.stream_bytes(b"".join(parts), self.done)
@@ -149,7 +178,13 @@ class Stream:
         if self.api == "generate":
             return self.native()
         text, reason = text_of(self.total).decode(), self.reason()
-        base = {"id": self.identity, "created": self.created, "model": self.model, "usage": self.usage(), "metadata": {"weight_version": "default"}}
+        base = {
+            "id": self.identity,
+            "created": self.created,
+            "model": self.model,
+            "usage": self.usage(),
+            "metadata": {"weight_version": "default"},
+        }
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason, "matched_stop": None}
         if self.api == "chat":
             message = {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}
@@ -230,7 +265,13 @@ class Connection(asyncio.Protocol):
     # --- answers ------------------------------------------------------------------------------------------------
 
     def answer(self, status: int, body: Any = None, content_type: str = "application/json") -> None:
-        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
+        data = (
+            b""
+            if body is None
+            else body
+            if isinstance(body, bytes)
+            else json.dumps(body, separators=(",", ":")).encode()
+        )
         self._started(status)
         kind = f"content-type: {content_type}\r\n" if data else ""
         close = "connection: close\r\n" if self.close_after else ""
@@ -244,7 +285,9 @@ class Connection(asyncio.Protocol):
         if self.transport is not None:
             close = b"connection: close\r\n" if self.close_after else b""
             self.transport.write(
-                b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n" + close + b"transfer-encoding: chunked\r\n\r\n"
+                b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+                + close
+                + b"transfer-encoding: chunked\r\n\r\n"
             )
 
     def stream_bytes(self, data: bytes, last: bool) -> None:

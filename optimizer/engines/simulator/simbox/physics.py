@@ -103,6 +103,8 @@ class Physics:
         compute_ms = 1e3 * 2.0 * self.shape.active_params * tokens / (options.tp * float(hardware["flops"]))
         roof_ms = max(memory_ms, compute_ms / float(speed["mfu"]))
         fixed_ms = self.shape.layers * float(speed["graph_us_per_layer"]) / 1000.0
+        # A few rows leave most of the GPU waiting for latencies; the cost fades as the batch grows.
+        fixed_ms += float(speed.get("lone_ms", 0.0)) * math.exp(-(tokens - 1) / 8.0)
         kernel = self.box.get("kernel", {})
         fallback_ms = (
             float(kernel.get("base_ms", 0.0))
@@ -154,8 +156,8 @@ class Physics:
             return float(table["custom_us"]) + 1e6 * (gpus - 1) * size / float(table["custom_bytes_per_s"])
         latency, rate = float(table[path + "_us"]), float(table[path + "_bytes_per_s"])
         protocol = nccl.get("NCCL_PROTO", "").upper()
-        if protocol in {"LL", "^SIMPLE"}:  # low latency: flags travel with the data, at half the bandwidth
-            latency, rate = latency * float(table.get("ll_latency_factor", 1.0)), rate * 0.5
+        if protocol in {"LL", "^SIMPLE"}:  # low latency: flags travel with the data
+            latency, rate = latency * float(table.get("ll_latency_factor", 1.0)), rate * float(table.get("ll_rate_factor", 0.5))
         elif protocol == "LL128":
             latency *= 1.0 if self.box["hardware"]["link"] == "pcie" else 0.9
         elif protocol == "SIMPLE":
@@ -174,7 +176,13 @@ class Physics:
     def prefill_ms(self, tokens: int, sequences: int) -> float:
         """One prefill step over ``tokens`` new tokens of ``sequences`` requests."""
         hardware, speed, options = self.box["hardware"], self.box["speed"], self.options
-        busy = 1e3 * 2.0 * self.shape.active_params * tokens / (options.tp * float(hardware["flops"]) * float(speed["mfu"]))
+        busy = (
+            1e3
+            * 2.0
+            * self.shape.active_params
+            * tokens
+            / (options.tp * float(hardware["flops"]) * float(speed["mfu"]))
+        )
         busy *= float(self.box.get("kernel", {}).get("prefill_factor", 1.0)) * options.kernel_factor
         busy += self.all_reduce_ms(tokens)
         floor = self.shape.layers * float(speed["eager_us_per_layer"]) / 1000.0
@@ -203,7 +211,9 @@ class Physics:
         if self.options.spec and self.options.spec != "NGRAM":
             table = self.box["speculation"]
             busy += self.options.spec_steps * float(table["draft_ms"]) + float(table["verify_token_ms"]) * tokens
-        bytes_ = self.shape.bytes_read(tokens, self.options.tp) + context_tokens * self.shape.kv_bytes_per_token(self.options.tp)
+        bytes_ = self.shape.bytes_read(tokens, self.options.tp) + context_tokens * self.shape.kv_bytes_per_token(
+            self.options.tp
+        )
         memory = 1e3 * bytes_ / float(self.box["hardware"]["bytes_per_s"]) / step
         return min(1.0, busy / step), min(1.0, memory * 1.25)
 
@@ -262,7 +272,9 @@ def plan_memory(
     before = capacity - 0.67 - (0.85 if tp > 1 else 0.0) - foreign_gib
     weights = shape.weight_bytes_per_gpu(tp) / GIB + 0.012
     share = shape.draft_layers / shape.layers if drafts else 0.0
-    draft_weights = (share * (shape.dense_bytes + shape.expert_bytes) + 2 * shape.embedding_bytes) / tp / GIB if drafts else 0.0
+    draft_weights = (
+        (share * (shape.dense_bytes + shape.expert_bytes) + 2 * shape.embedding_bytes) / tp / GIB if drafts else 0.0
+    )
     rest = before - weights - (before + 0.065) * (1.0 - fraction)
     state = 0.0
     slots = 0
@@ -315,7 +327,9 @@ def default_graph_max(memory_mib: int, tp: int) -> int:
     return 512
 
 
-def default_mem_fraction(memory_mib: int, *, tp: int, chunk: int, graph_max: int, prefill_buckets: int, drafts: bool) -> float:
+def default_mem_fraction(
+    memory_mib: int, *, tp: int, chunk: int, graph_max: int, prefill_buckets: int, drafts: bool
+) -> float:
     """``--mem-fraction-static`` when the user gives none (C8)."""
     reserved = 512 + 1.5 * max(chunk, 2048) + tp / 8 * 1024 + 2 * graph_max + 8 * prefill_buckets
     if drafts:

@@ -47,7 +47,9 @@ class Launch:
     kernel_lines: list[str]
 
 
-def resolve(given: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[str, Any], shape: Shape, foreign_gib: float) -> Launch:
+def resolve(
+    given: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[str, Any], shape: Shape, foreign_gib: float
+) -> Launch:
     """Raises LaunchError where the engine refuses or dies before it loads anything."""
     args = dict(given)
     messages: list[str] = []
@@ -57,7 +59,10 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[s
     args["served_model_name"] = args["served_model_name"] or args["model_path"]
     if tp * int(args["pp_size"]) > int(hardware["count"]):
         raise LaunchError(_traceback("RuntimeError: CUDA error: invalid device ordinal"), 1)
-    heads = int(box["model"]["config"].get("num_attention_heads", 0) or box["model"]["config"].get("text_config", {}).get("num_attention_heads", tp))
+    heads = int(
+        box["model"]["config"].get("num_attention_heads", 0)
+        or box["model"]["config"].get("text_config", {}).get("num_attention_heads", tp)
+    )
     if heads % tp:
         raise LaunchError(_traceback(f"AssertionError: {heads} is not divisible by {tp}"), 1)
     if args["disaggregation_mode"] != "null":
@@ -74,7 +79,9 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[s
         backend = str(box.get("kernel", {}).get("attention_backend", "flashinfer"))
         args["attention_backend"] = backend
         messages.append(f"Attention backend not specified. Use {backend} backend by default.")
-    elif args["attention_backend"] not in box.get("kernel", {}).get("attention_choices", ["triton", "flashinfer", "torch_native"]):
+    elif args["attention_backend"] not in box.get("kernel", {}).get(
+        "attention_choices", ["triton", "flashinfer", "torch_native"]
+    ):
         name = args["attention_backend"]
         raise LaunchError(_traceback(f"ValueError: {name} attention backend is not supported on {_arch(hardware)}"), 1)
     if args["attention_backend"] == "torch_native":
@@ -88,7 +95,9 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[s
     largest = max(listed) if listed else (args["cuda_graph_max_bs"] or default_graph_max(memory_mib, tp))
     args["cuda_graph_max_bs"] = largest
     padding = not args["disable_cuda_graph_padding"]
-    args["cuda_graph_bs"] = sorted(listed) if listed else graph_ladder(largest, bool(args["speculative_algorithm"]), padding)
+    args["cuda_graph_bs"] = (
+        sorted(listed) if listed else graph_ladder(largest, bool(args["speculative_algorithm"]), padding)
+    )
     largest_prefill = args["piecewise_cuda_graph_max_tokens"] or chunk
     buckets = args["piecewise_cuda_graph_tokens"] or [size for size in PREFILL_BUCKETS if size <= largest_prefill]
     args["piecewise_cuda_graph_tokens"], args["piecewise_cuda_graph_max_tokens"] = buckets, max(buckets)
@@ -114,7 +123,10 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[s
 
     memory = plan(graphs)
     context = int(args["context_length"] or shape.context_length)
-    if context > shape.context_length and environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "0") not in {"1", "true"}:
+    if context > shape.context_length and environ.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "0") not in {
+        "1",
+        "true",
+    }:
         raise LaunchError(
             _traceback(
                 f"ValueError: User-specified context_length ({context}) is greater than the derived context_length "
@@ -152,7 +164,9 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[s
     )
     if drafts:
         options = replace(options, spec="EAGLE")
-    return Launch(args, options, memory, messages, running, context, graphs, buckets if piecewise else [], drafts, kernel_lines)
+    return Launch(
+        args, options, memory, messages, running, context, graphs, buckets if piecewise else [], drafts, kernel_lines
+    )
 
 
 def effective_running(asked: int | None, pool_tokens: int, context: int) -> int:
@@ -170,7 +184,9 @@ def _speculation(args: dict[str, Any], messages: list[str], shape: Shape) -> Non
     if algorithm not in {"EAGLE", "EAGLE3", "STANDALONE", "NGRAM"}:
         raise LaunchError(_traceback(f"ValueError: Unknown speculative algorithm name: {algorithm}"), 1)
     if algorithm != "NGRAM" and not shape.draft_layers and not args["speculative_draft_model_path"]:
-        raise LaunchError(_traceback("ValueError: this model has no draft layers; pass --speculative-draft-model-path"), 1)
+        raise LaunchError(
+            _traceback("ValueError: this model has no draft layers; pass --speculative-draft-model-path"), 1
+        )
     args["speculative_algorithm"] = algorithm
     if args["max_running_requests"] is None:
         args["max_running_requests"] = 48
@@ -185,15 +201,25 @@ def _speculation(args: dict[str, Any], messages: list[str], shape: Shape) -> Non
         return
     if args["speculative_num_steps"] is None:
         if args["speculative_eagle_topk"] is not None or args["speculative_num_draft_tokens"] is not None:
-            raise LaunchError(_traceback("AssertionError: speculative_eagle_topk and speculative_num_draft_tokens need num_steps"), 1)
+            raise LaunchError(
+                _traceback("AssertionError: speculative_eagle_topk and speculative_num_draft_tokens need num_steps"), 1
+            )
         args.update(speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4)
-    if args["speculative_eagle_topk"] is None or args["speculative_num_draft_tokens"] is None and args["speculative_eagle_topk"] != 1:
+    if (
+        args["speculative_eagle_topk"] is None
+        or args["speculative_num_draft_tokens"] is None
+        and args["speculative_eagle_topk"] != 1
+    ):
         raise LaunchError(_traceback("TypeError: '>' not supported between instances of 'NoneType' and 'int'"), 1)
     steps, topk = args["speculative_num_steps"], args["speculative_eagle_topk"]
     if steps < 1 or topk < 1:
-        raise LaunchError(_traceback("ValueError: speculative_num_steps and speculative_eagle_topk must be positive"), 1)
+        raise LaunchError(
+            _traceback("ValueError: speculative_num_steps and speculative_eagle_topk must be positive"), 1
+        )
     if topk == 1 and args["speculative_num_draft_tokens"] != steps + 1:
-        messages.append("speculative_num_draft_tokens is adjusted to speculative_num_steps + 1 when speculative_eagle_topk == 1")
+        messages.append(
+            "speculative_num_draft_tokens is adjusted to speculative_num_steps + 1 when speculative_eagle_topk == 1"
+        )
         args["speculative_num_draft_tokens"] = steps + 1
     messages.append("Spec v2 is enabled by default for eagle/eagle3/standalone speculative decoding.")
 
@@ -202,7 +228,12 @@ def _moe_runner(args: Mapping[str, Any], box: Mapping[str, Any], shape: Shape, h
     runner = args["moe_runner_backend"]
     allowed = box.get("kernel", {}).get("moe_runners", ["auto", "triton", "marlin"])
     if shape.experts and runner not in allowed:
-        raise LaunchError(_traceback(f"RuntimeError: moe runner {runner} has no kernel for {_arch(hardware)}: out of resource: shared memory"), 1)
+        raise LaunchError(
+            _traceback(
+                f"RuntimeError: moe runner {runner} has no kernel for {_arch(hardware)}: out of resource: shared memory"
+            ),
+            1,
+        )
 
 
 def _kernels(args: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[str, Any]) -> tuple[list[str], float]:

@@ -128,7 +128,9 @@ class _Server:
         try:
             server = await loop.create_server(self._connection, host, port, backlog=2048, reuse_address=True)
         except OSError as error:
-            self.log.line(f"ERROR:    [Errno {error.errno}] error while attempting to bind on address ('{host}', {port}): address already in use")
+            self.log.line(
+                f"ERROR:    [Errno {error.errno}] error while attempting to bind on address ('{host}', {port}): address already in use"
+            )
             self.log.line("Killing process tree: the HTTP server could not start.")
             return 1
         self.log.line(f"INFO:     Uvicorn running on http://{host}:{port} (Press CTRL+C to quit)")
@@ -178,7 +180,9 @@ class _Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid and pid in self.ranks and not self._stopped.is_set():
                 self.ranks.remove(pid)
-                self.log.line(f"Subprocess scheduler (pid={pid}) crashed with exit code {os.waitstatus_to_exitcode(status)}. Triggering SIGQUIT for cleanup...")
+                self.log.line(
+                    f"Subprocess scheduler (pid={pid}) crashed with exit code {os.waitstatus_to_exitcode(status)}. Triggering SIGQUIT for cleanup..."
+                )
                 self.log.line("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
                 self.log.flush()
                 self.state.remove()
@@ -246,7 +250,13 @@ class _Server:
         self._write_state(0.0 if idle else share * gpu, 0.0 if idle else share * memory)
 
     def _write_state(self, busy: float, memory_busy: float) -> None:
-        self.state.write(gpus=self.gpus, ranks=self.ranks[: len(self.gpus)], used_mib=self.used_gib * 1024.0, busy=busy, memory_busy=memory_busy)
+        self.state.write(
+            gpus=self.gpus,
+            ranks=self.ranks[: len(self.gpus)],
+            used_mib=self.used_gib * 1024.0,
+            busy=busy,
+            memory_busy=memory_busy,
+        )
 
     # --- HTTP ---------------------------------------------------------------------------------------------------
 
@@ -259,7 +269,9 @@ class _Server:
         method, target = connection.request_line
         path = target.split("?")[0]
         self.telemetry.responses[(path, method, status)] = self.telemetry.responses.get((path, method, status), 0) + 1
-        reason = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 503: "Service Unavailable"}.get(status, "Error")
+        reason = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 503: "Service Unavailable"}.get(
+            status, "Error"
+        )
         self.log.line(f'INFO:     {connection.peer} - "{method} {target} HTTP/1.1" {status} {reason}')
         if not self.ticking:
             self.log.flush()
@@ -268,18 +280,32 @@ class _Server:
         self.telemetry.http[(path, method)] = self.telemetry.http.get((path, method), 0) + 1
         args = self.launch.args
         key = args["api_key"]
-        if key and path not in {"/health", "/health_generate", "/metrics"} and connection.headers.get("authorization") != f"Bearer {key}":
+        if (
+            key
+            and path not in {"/health", "/health_generate", "/metrics"}
+            and connection.headers.get("authorization") != f"Bearer {key}"
+        ):
             connection.answer(401, {"error": "Unauthorized"})
             return
         if path in {"/health", "/health_generate"}:
             self._health(connection, path)
         elif path == "/v1/models":
             name = args["served_model_name"]
-            card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sglang", "root": name, "parent": None, "max_model_len": self.launch.context_length}
+            card = {
+                "id": name,
+                "object": "model",
+                "created": int(time.time()),
+                "owned_by": "sglang",
+                "root": name,
+                "parent": None,
+                "max_model_len": self.launch.context_length,
+            }
             connection.answer(200, {"object": "list", "data": [card]})
         elif path in {"/get_server_info", "/server_info"}:
             if path == "/get_server_info":
-                self.log.line("Endpoint '/get_server_info' is deprecated and will be removed in a future version. Please use '/server_info' instead.")
+                self.log.line(
+                    "Endpoint '/get_server_info' is deprecated and will be removed in a future version. Please use '/server_info' instead."
+                )
             connection.answer(200, self.telemetry.server_info(self.scheduler, self.ready))
         elif path in {"/get_model_info", "/model_info"}:
             connection.answer(
@@ -295,7 +321,11 @@ class _Server:
             connection.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
         elif path == "/flush_cache":
             if self.scheduler.flush_cache():
-                connection.answer(200, b"Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n", "text/plain; charset=utf-8")
+                connection.answer(
+                    200,
+                    b"Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n",
+                    "text/plain; charset=utf-8",
+                )
             else:
                 connection.answer(400, b"Flush cache failed.\n", "text/plain; charset=utf-8")
         elif path in {"/v1/completions", "/v1/chat/completions", "/generate"} and method == "POST":
@@ -328,7 +358,11 @@ class _Server:
         args = self.launch.args
         if path == "/generate":
             sampling = body.get("sampling_params") or {}
-            api, prompt, limit = "generate", body.get("text", body.get("input_ids")), sampling.get("max_new_tokens", 128)
+            api, prompt, limit = (
+                "generate",
+                body.get("text", body.get("input_ids")),
+                sampling.get("max_new_tokens", 128),
+            )
             ignore_eos, extra = bool(sampling.get("ignore_eos")), 0
         else:
             api = "chat" if path.endswith("chat/completions") else "completions"
@@ -361,9 +395,25 @@ class _Server:
             connection.answer(400, _bad("The input is longer than the KV cache can hold."))
             return
         if args["max_queued_requests"] is not None and len(self.scheduler.waiting) >= args["max_queued_requests"]:
-            connection.answer(503, {"object": "error", "message": "The request queue is full.", "type": "ServiceUnavailableError", "param": None, "code": 503})
+            connection.answer(
+                503,
+                {
+                    "object": "error",
+                    "message": "The request queue is full.",
+                    "type": "ServiceUnavailableError",
+                    "param": None,
+                    "code": 503,
+                },
+            )
             return
-        stream = Stream(connection, api, body, str(body.get("model") or args["served_model_name"]), int(args["stream_interval"]), bool(args["enable_cache_report"]))
+        stream = Stream(
+            connection,
+            api,
+            body,
+            str(body.get("model") or args["served_model_name"]),
+            int(args["stream_interval"]),
+            bool(args["enable_cache_report"]),
+        )
         stop_after = 0 if ignore_eos else self.random.randint(60, 400)
         request = Request(tokens, limit, 0.0, blocks=blocks, sink=self._sink, tag=stream, stop_after=stop_after)
         stream.request = request

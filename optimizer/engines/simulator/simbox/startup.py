@@ -28,7 +28,9 @@ def gib(value: float) -> str:
     return f"{value:.2f}"
 
 
-def script(launch: Launch, shape: Shape, box: Mapping[str, Any], physics: Physics, environ: Mapping[str, str], pids: list[int]) -> Iterator[Phase]:
+def script(
+    launch: Launch, shape: Shape, box: Mapping[str, Any], physics: Physics, environ: Mapping[str, str], pids: list[int]
+) -> Iterator[Phase]:
     """Phases up to the moment before the HTTP port opens. Raises LaunchError in the middle where memory runs out."""
     args, memory, start = launch.args, launch.memory, box["startup"]
     ranks = list(range(launch.options.tp))
@@ -80,18 +82,35 @@ def script(launch: Launch, shape: Shape, box: Mapping[str, Any], physics: Physic
             ),
             -9,
         )
-    yield Phase(0.1, every(f"Memory pool end. avail mem={gib(memory.after_pool)} GB"), memory.capacity - memory.after_pool)
+    yield Phase(
+        0.1, every(f"Memory pool end. avail mem={gib(memory.after_pool)} GB"), memory.capacity - memory.after_pool
+    )
     if memory.after_pool < 0.1:
         raise _out_of_memory("init_cublas", memory.capacity, 32.0)
     available = memory.after_pool - 0.1
     if launch.graph_sizes:
         label = "cuda graph"
-        yield from _capture(launch.graph_sizes, label, available, memory.graphs, float(start["graph_s_per_size"]) * speed, every, memory.capacity)
+        yield from _capture(
+            launch.graph_sizes,
+            label,
+            available,
+            memory.graphs,
+            float(start["graph_s_per_size"]) * speed,
+            every,
+            memory.capacity,
+        )
         available -= memory.graphs
         if len(ranks) > 1 and physics.transport() == "custom":
             yield Phase(0.0, [(0, "Registering 0 cuda graph addresses")])
     if launch.prefill_sizes:
-        yield from _capture_prefill(launch.prefill_sizes, available, memory.prefill_graphs, float(start["prefill_graph_s"]) * speed, every, memory.capacity)
+        yield from _capture_prefill(
+            launch.prefill_sizes,
+            available,
+            memory.prefill_graphs,
+            float(start["prefill_graph_s"]) * speed,
+            every,
+            memory.capacity,
+        )
         available -= memory.prefill_graphs
     else:
         yield Phase(0.0, [(0, "Disable piecewise CUDA graph because --disable-piecewise-cuda-graph is set")])
@@ -115,20 +134,34 @@ def _pools(launch: Launch, shape: Shape, every: Any) -> Iterator[Phase]:
     if memory.state_slots:
         drafted = launch.options.draft_tokens
         base = memory.state / (1 + drafted / 3.0)
-        extra = f"intermediate_ssm_state_cache size: {memory.state - base:.2f}GB intermediate_conv_window_cache size: 0.02GB " if drafted else ""
+        extra = (
+            f"intermediate_ssm_state_cache size: {memory.state - base:.2f}GB intermediate_conv_window_cache size: 0.02GB "
+            if drafted
+            else ""
+        )
         yield Phase(
             0.1,
             every(f"Mamba Cache is allocated. max_mamba_cache_size: {memory.state_slots}, conv_state size: {base * 0.02:.2f}GB, "
                   f"ssm_state size: {base * 0.98:.2f}GB {extra}".rstrip()),
         )  # fmt: skip
-    size = f"KV size: {gib(memory.pool)} GB" if shape.latent else f"K size: {gib(memory.pool / 2)} GB, V size: {gib(memory.pool / 2)} GB"
-    yield Phase(0.1, every(f"KV Cache is allocated. #tokens: {memory.pool_tokens}, {size}"), memory.capacity - memory.after_pool - WORKSPACE_GIB)
+    size = (
+        f"KV size: {gib(memory.pool)} GB"
+        if shape.latent
+        else f"K size: {gib(memory.pool / 2)} GB, V size: {gib(memory.pool / 2)} GB"
+    )
+    yield Phase(
+        0.1,
+        every(f"KV Cache is allocated. #tokens: {memory.pool_tokens}, {size}"),
+        memory.capacity - memory.after_pool - WORKSPACE_GIB,
+    )
 
 
 def _capture(
     sizes: list[int], label: str, available: float, used: float, seconds_each: float, every: Any, capacity: float
 ) -> Iterator[Phase]:
-    yield Phase(0.1, every(f"Capture {label} begin. This can take up to several minutes. avail mem={gib(available)} GB"))
+    yield Phase(
+        0.1, every(f"Capture {label} begin. This can take up to several minutes. avail mem={gib(available)} GB")
+    )
     if label == "cuda graph":
         yield Phase(0.0, [(0, f"Capture cuda graph bs {sizes}")])
     if used > available - 0.05:
@@ -150,41 +183,85 @@ def _capture(
         free = available - used * done / count
         bar = f"Capturing batches (bs={size} avail_mem={gib(free)} GB): {_bar(done, count, total)}"
         yield Phase(total / len(_milestones(count)), [(None, PLAIN + "\r" + bar + ("\n" if done == count else ""))])
-    yield Phase(0.0, every(f"Capture {label} end. Time elapsed: {total:.2f} s. mem usage={gib(used)} GB. avail mem={gib(available - used)} GB."))
+    yield Phase(
+        0.0,
+        every(
+            f"Capture {label} end. Time elapsed: {total:.2f} s. mem usage={gib(used)} GB. avail mem={gib(available - used)} GB."
+        ),
+    )
 
 
-def _capture_prefill(sizes: list[int], available: float, used: float, total: float, every: Any, capacity: float) -> Iterator[Phase]:
+def _capture_prefill(
+    sizes: list[int], available: float, used: float, total: float, every: Any, capacity: float
+) -> Iterator[Phase]:
     yield Phase(0.0, every(f"Capture piecewise CUDA graph begin. avail mem={gib(available)} GB"))
     yield Phase(0.0, [(0, f"Capture cuda graph num tokens {sizes}")])
     if used > available - 0.05:
-        raise LaunchError(_scheduler_failure("Exception: Piecewise CUDA Graph failed with error: CUDA out of memory.", "Possible solutions:", "1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)"), -9)
+        raise LaunchError(
+            _scheduler_failure(
+                "Exception: Piecewise CUDA Graph failed with error: CUDA out of memory.",
+                "Possible solutions:",
+                "1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)",
+            ),
+            -9,
+        )
     count = len(sizes)
     for verb in ("Compiling", "Capturing"):
         for done in _milestones(count):
             size = sizes[count - 1 - min(done, count - 1)]
             free = "" if verb == "Compiling" else f" avail_mem={gib(available - used * done / count)} GB"
             bar = f"{verb} num tokens (num_tokens={size}{free}): {_bar(done, count, total / 2)}"
-            yield Phase(total / 2 / len(_milestones(count)), [(None, PLAIN + "\r" + bar + ("\n" if done == count else ""))])
-    yield Phase(0.0, every(f"Capture piecewise CUDA graph end. Time elapsed: {total:.2f} s. mem usage={gib(used)} GB. avail mem={gib(available - used)} GB."))
+            yield Phase(
+                total / 2 / len(_milestones(count)), [(None, PLAIN + "\r" + bar + ("\n" if done == count else ""))]
+            )
+    yield Phase(
+        0.0,
+        every(
+            f"Capture piecewise CUDA graph end. Time elapsed: {total:.2f} s. mem usage={gib(used)} GB. avail mem={gib(available - used)} GB."
+        ),
+    )
 
 
-def _draft(launch: Launch, shape: Shape, available: float, every: Any, seconds_each: float, capacity: float) -> Iterator[Phase]:
+def _draft(
+    launch: Launch, shape: Shape, available: float, every: Any, seconds_each: float, capacity: float
+) -> Iterator[Phase]:
     memory = launch.memory
     if memory.draft_weights + memory.draft_pool > available - 0.2:
         raise _out_of_memory("load_model", memory.capacity, 1024.0 * memory.draft_weights)
     yield Phase(0.1, every(f"Load weight begin. avail mem={gib(available)} GB"))
     after = available - memory.draft_weights
     name = shape.architecture.replace("ForCausalLM", "").replace("ForConditionalGeneration", "") + "MTP"
-    yield Phase(0.5, every(f"Load weight end. elapsed=0.01 s, type={name}, avail mem={gib(after)} GB, mem usage={gib(memory.draft_weights)} GB."))
+    yield Phase(
+        0.5,
+        every(
+            f"Load weight end. elapsed=0.01 s, type={name}, avail mem={gib(after)} GB, mem usage={gib(memory.draft_weights)} GB."
+        ),
+    )
     half = gib(memory.draft_pool / 2)
     size = f"KV size: {gib(memory.draft_pool)} GB" if shape.latent else f"K size: {half} GB, V size: {half} GB"
     after -= memory.draft_pool
-    yield Phase(0.1, [(0, "Using KV cache dtype: torch.bfloat16"), *every(f"KV Cache is allocated. #tokens: {memory.pool_tokens}, {size}")])
+    yield Phase(
+        0.1,
+        [
+            (0, "Using KV cache dtype: torch.bfloat16"),
+            *every(f"KV Cache is allocated. #tokens: {memory.pool_tokens}, {size}"),
+        ],
+    )
     yield Phase(0.1, every(f"Memory pool end. avail mem={gib(after)} GB"))
     if launch.graph_sizes:
-        yield from _capture(launch.graph_sizes, "draft cuda graph", after, memory.draft_graphs / 2, seconds_each / 2, every, capacity)
+        yield from _capture(
+            launch.graph_sizes, "draft cuda graph", after, memory.draft_graphs / 2, seconds_each / 2, every, capacity
+        )
         after -= memory.draft_graphs / 2
-        yield from _capture(launch.graph_sizes, "draft extend cuda graph", after, memory.draft_graphs / 2, seconds_each / 4, every, capacity)
+        yield from _capture(
+            launch.graph_sizes,
+            "draft extend cuda graph",
+            after,
+            memory.draft_graphs / 2,
+            seconds_each / 4,
+            every,
+            capacity,
+        )
 
 
 def _milestones(count: int) -> list[int]:
@@ -196,7 +273,9 @@ def _bar(done: int, count: int, total: float) -> str:
     return f"{share:4.0%}|{'█' * int(10 * share):<10}| {done}/{count} [00:{int(total * share) % 60:02d}<00:{int(total * (1 - share)) % 60:02d}, {count / max(total, 0.01):5.2f}it/s]"
 
 
-def _collectives(launch: Launch, box: Mapping[str, Any], physics: Physics, environ: Mapping[str, str], pids: list[int]) -> list[tuple[int | None, str]]:
+def _collectives(
+    launch: Launch, box: Mapping[str, Any], physics: Physics, environ: Mapping[str, str], pids: list[int]
+) -> list[tuple[int | None, str]]:
     version = box["hardware"].get("nccl", "2.28.9")
     lines: list[tuple[int | None, str]] = [(0, f"sglang is using nccl=={version}")]
     if environ.get("NCCL_DEBUG", "").upper() in {"INFO", "TRACE"}:
@@ -206,16 +285,30 @@ def _collectives(launch: Launch, box: Mapping[str, Any], physics: Physics, envir
         pass  # switched off by the flag: the engine says nothing (recorded)
     elif refusal:
         for rank in range(launch.options.tp):
-            lines.append((rank, f"CustomAllreduce is disabled because {refusal}. To silence this warning, specify disable_custom_all_reduce=True explicitly."))
+            lines.append(
+                (
+                    rank,
+                    f"CustomAllreduce is disabled because {refusal}. To silence this warning, specify disable_custom_all_reduce=True explicitly.",
+                )
+            )
     else:
-        lines.append((0, "Custom allreduce v2 initialized successfully (rank-check failed: tensor model parallel group is not initialized)"))
+        lines.append(
+            (
+                0,
+                "Custom allreduce v2 initialized successfully (rank-check failed: tensor model parallel group is not initialized)",
+            )
+        )
     return lines
 
 
-def _nccl_info(launch: Launch, box: Mapping[str, Any], physics: Physics, environ: Mapping[str, str], pids: list[int], version: str) -> list[tuple[int | None, str]]:
+def _nccl_info(
+    launch: Launch, box: Mapping[str, Any], physics: Physics, environ: Mapping[str, str], pids: list[int], version: str
+) -> list[tuple[int | None, str]]:
     gpus, out = launch.options.tp, []
     settings = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-    settings.update({name: value for name, value in environ.items() if name.startswith("NCCL_") and name != "NCCL_DEBUG"})
+    settings.update(
+        {name: value for name, value in environ.items() if name.startswith("NCCL_") and name != "NCCL_DEBUG"}
+    )
     carried = Physics(physics.shape, physics.box, launch.options, 1.0).transport()
     # NCCL sets its channels up even where the engine's own kernel carries the small messages.
     shared = carried == "nccl_shm" or environ.get("NCCL_P2P_DISABLE") == "1" or not box["hardware"].get("p2p", True)

@@ -16,8 +16,58 @@ from .startup import PLAIN
 
 SHORT = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0, 400.0)
 LONG = (*SHORT, 600.0, 1200.0, 1800.0, 2400.0)
-TOKEN = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0)
-QUEUE = (0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 100.0, 200.0, 500.0, 1000.0, 3000.0)
+TOKEN = (
+    0.002,
+    0.004,
+    0.006,
+    0.008,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.035,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.2,
+    0.4,
+    0.6,
+    0.8,
+    1.0,
+    2.0,
+    4.0,
+    6.0,
+    8.0,
+)
+QUEUE = (
+    0.0,
+    0.001,
+    0.005,
+    0.01,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    3.0,
+    4.0,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    100.0,
+    200.0,
+    500.0,
+    1000.0,
+    3000.0,
+)
 
 
 class Histogram:
@@ -38,7 +88,11 @@ class Histogram:
             running += count
             le = "+Inf" if bound == math.inf else repr(float(bound))
             lines.append(f"{name}_bucket{label_text({**labels, 'le': le})} {float(running)}")
-        return [*lines, f"{name}_sum{label_text(labels)} {self.total}", f"{name}_count{label_text(labels)} {float(self.count)}"]
+        return [
+            *lines,
+            f"{name}_sum{label_text(labels)} {self.total}",
+            f"{name}_count{label_text(labels)} {float(self.count)}",
+        ]
 
 
 def label_text(labels: Mapping[str, str]) -> str:
@@ -87,7 +141,12 @@ class Telemetry:
 
     def __init__(self, log: Log, launch: Launch, hybrid: bool) -> None:
         self.log, self.launch, self.hybrid = log, launch, hybrid
-        self.ttft, self.e2e, self.itl, self.queue = Histogram(SHORT), Histogram(LONG), Histogram(TOKEN), Histogram(QUEUE)
+        self.ttft, self.e2e, self.itl, self.queue = (
+            Histogram(SHORT),
+            Histogram(LONG),
+            Histogram(TOKEN),
+            Histogram(QUEUE),
+        )
         self.passes: dict[str, int] = {}
         self.tokens = {"prefill_compute": 0, "prefill_cache": 0, "decode": 0}
         self.prompt_tokens = self.generation_tokens = self.cached_tokens = self.requests = self.retracted_requests = 0
@@ -138,7 +197,10 @@ class Telemetry:
         self._lines += 1
         drafted = ""
         if self.launch.options.spec:
-            rounds, emitted = scheduler.drafted_rounds - self._spec_seen[0], scheduler.drafted_tokens - self._spec_seen[1]
+            rounds, emitted = (
+                scheduler.drafted_rounds - self._spec_seen[0],
+                scheduler.drafted_tokens - self._spec_seen[1],
+            )
             self._spec_seen = (scheduler.drafted_rounds, scheduler.drafted_tokens)
             self.accept_length = emitted / rounds if rounds else 1.0
             self.accept_rate = max(0.0, (self.accept_length - 1.0) / max(1, self.launch.options.draft_tokens - 1))
@@ -180,7 +242,9 @@ class Telemetry:
         self.ttft.observe(max(0.0, request.first_token_s - request.arrival_s))
         self.e2e.observe(max(0.0, request.finished_s - request.arrival_s))
         if request.produced > 1:
-            self.itl.observe((request.finished_s - request.first_token_s) / (request.produced - 1), request.produced - 1)
+            self.itl.observe(
+                (request.finished_s - request.first_token_s) / (request.produced - 1), request.produced - 1
+            )
 
     # --- what the endpoints show --------------------------------------------------------------------------------
 
@@ -220,17 +284,31 @@ class Telemetry:
         for index in range(options.tp):
             for mode, count in self.passes.items():
                 if index == 0 or mode == "decode_cuda_graph":
-                    out.append(f"sglang:cuda_graph_passes_total{label_text({**rank, 'tp_rank': str(index), 'mode': mode})} {float(count)}")
+                    out.append(
+                        f"sglang:cuda_graph_passes_total{label_text({**rank, 'tp_rank': str(index), 'mode': mode})} {float(count)}"
+                    )
         out += [_help("sglang:realtime_tokens_total"), "# TYPE sglang:realtime_tokens_total counter"]
-        out += [f"sglang:realtime_tokens_total{label_text({**rank, 'mode': mode})} {float(n)}" for mode, n in self.tokens.items()]
-        for name, value in (("prompt_tokens", self.prompt_tokens), ("generation_tokens", self.generation_tokens), ("num_requests", self.requests)):
+        out += [
+            f"sglang:realtime_tokens_total{label_text({**rank, 'mode': mode})} {float(n)}"
+            for mode, n in self.tokens.items()
+        ]
+        for name, value in (
+            ("prompt_tokens", self.prompt_tokens),
+            ("generation_tokens", self.generation_tokens),
+            ("num_requests", self.requests),
+        ):
             one(f"sglang:{name}_total", "counter", value, front)
         one("sglang:cached_tokens_total", "counter", self.cached_tokens, {**front, "cache_source": "device"})
         out += [_help("sglang:http_requests_total"), "# TYPE sglang:http_requests_total counter"]
-        out += [f"sglang:http_requests_total{label_text({'endpoint': path, 'method': method})} {float(n)}" for (path, method), n in self.http.items()]
+        out += [
+            f"sglang:http_requests_total{label_text({'endpoint': path, 'method': method})} {float(n)}"
+            for (path, method), n in self.http.items()
+        ]
         out += [_help("sglang:http_responses_total"), "# TYPE sglang:http_responses_total counter"]
         for (path, method, code), n in self.responses.items():
-            out.append(f"sglang:http_responses_total{label_text({'endpoint': path, 'method': method, 'status_code': str(code)})} {float(n)}")
+            out.append(
+                f"sglang:http_responses_total{label_text({'endpoint': path, 'method': method, 'status_code': str(code)})} {float(n)}"
+            )
         return "\n".join(out).replace(" nan", " NaN") + "\n"
 
     def server_info(self, scheduler: Scheduler, ready: bool) -> dict[str, Any]:
