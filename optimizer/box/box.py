@@ -122,7 +122,12 @@ class Box:
         """Part of a regular file; a negative offset counts from its end. Credentials are masked on the box, those of
         ``written_by`` included. Raises ShimRefused("unreadable")."""
         result = await self._call(
-            "read_file", 60, path=path, offset=offset, max_bytes=max_bytes, secrets_of=[written_by.pid] if written_by else []
+            "read_file",
+            60,
+            path=path,
+            offset=offset,
+            max_bytes=max_bytes,
+            secrets_of=[written_by.pid] if written_by else [],
         )
         return FilePart.model_validate(_decoded(result, "data"))
 

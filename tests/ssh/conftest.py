@@ -18,7 +18,9 @@ import pytest
 
 from optimizer.transport.ssh import SSHTransport
 
-SSHD = shutil.which("sshd") or next((path for path in ["/usr/sbin/sshd", "/usr/local/sbin/sshd"] if Path(path).exists()), None)
+SSHD = shutil.which("sshd") or next(
+    (path for path in ["/usr/sbin/sshd", "/usr/local/sbin/sshd"] if Path(path).exists()), None
+)
 
 
 class Sshd:
@@ -65,7 +67,9 @@ class Sshd:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # its privilege separation folder
         log = (self.folder / "sshd.log").open("ab")
-        self.process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.process = subprocess.Popen(
+            [SSHD, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
         for _ in range(200):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
@@ -121,9 +125,17 @@ async def connect(sshd: Sshd) -> AsyncIterator[Callable[..., SSHTransport]]:
     def make(**options: Any) -> SSHTransport:
         made.append(
             SSHTransport(
-                "127.0.0.1", user=sshd.user, port=sshd.port, config=[],
-                **{"known_hosts": str(sshd.known_hosts), "client_keys": [sshd.client_key], "agent_path": None, **options},
-            )  # fmt: skip
+                "127.0.0.1",
+                user=sshd.user,
+                port=sshd.port,
+                config=[],
+                **{
+                    "known_hosts": str(sshd.known_hosts),
+                    "client_keys": [sshd.client_key],
+                    "agent_path": None,
+                    **options,
+                },
+            )
         )
         return made[-1]
 

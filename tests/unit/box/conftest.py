@@ -18,7 +18,7 @@ from optimizer.box.box import Box
 from optimizer.transport.local import LocalTransport
 
 # Listens on a port and, as asked, has a worker that left its session, one that ignores SIGTERM, one with a clean environment.
-SERVER = '''
+SERVER = """
 import json, os, signal, socket, subprocess, sys, time
 port, *options = sys.argv[1:]
 if "stubborn" in options:
@@ -46,7 +46,7 @@ if "leave-workers" in options:
     os._exit(3)
 while True:
     time.sleep(1)
-'''
+"""
 
 
 def alive(pid: int) -> bool:

@@ -28,7 +28,15 @@ def read(data: bytes, step: int = 1 << 20) -> tuple[bytes | None, bytes]:
      b"\n@@c0ffee reply x\n", b"\n@@c0ffee reply -1\n", b"\n@@c0ffee " + b"y" * 500],
 )  # fmt: skip
 def test_noise_around_the_reply(noise: bytes, step: int) -> None:
-    data = noise + frame(b"part 1", b"out") + noise + frame(b"part \n@@c0ffe 2", b"out") + noise + frame(b'{"ok": 1}') + noise
+    data = (
+        noise
+        + frame(b"part 1", b"out")
+        + noise
+        + frame(b"part \n@@c0ffe 2", b"out")
+        + noise
+        + frame(b'{"ok": 1}')
+        + noise
+    )
     assert read(data, step) == (b'{"ok": 1}', b"part 1part \n@@c0ffe 2")
 
 

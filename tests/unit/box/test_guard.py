@@ -29,7 +29,9 @@ class Original:
     def __init__(self, argv: list[str], port: int, log: Path, spawn: Callable) -> None:
         self.argv, self.port, self.log = argv, port, log
         env = {**os.environ, "HF_TOKEN": TOKEN, "PLAIN": "visible", "HOME": "/", "OPTIMIZER_OTHER": "kept"}
-        self.process: subprocess.Popen[bytes] = spawn(argv, stdout=log.open("ab"), stderr=subprocess.STDOUT, env=env, cwd="/")
+        self.process: subprocess.Popen[bytes] = spawn(
+            argv, stdout=log.open("ab"), stderr=subprocess.STDOUT, env=env, cwd="/"
+        )
 
     def reports(self) -> list[dict]:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
@@ -55,7 +57,8 @@ def canaries(folder: Path) -> list[str]:
     return [
         str(path)
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "server.log"  # what the engine itself says about itself; masked when read
+        if path.is_file()
+        and path.name != "server.log"  # what the engine itself says about itself; masked when read
         and (TOKEN.encode() in path.read_bytes() or API_KEY.encode() in path.read_bytes())
     ]
 
@@ -68,7 +71,9 @@ async def test_what_leaves_the_box_about_the_original_holds_no_credential(box: B
     assert seen.logs == (str(original.log),) and seen.cwd == "/" and seen.ports == (original.port,)
 
 
-async def test_silent_coordinator_loses_the_box_and_the_original_is_back(box: Box, home: Path, original: Original) -> None:
+async def test_silent_coordinator_loses_the_box_and_the_original_is_back(
+    box: Box, home: Path, original: Original
+) -> None:
     seen = await original.find(box)
     guard = await box.secure("s1", seen, minutes=3 / 60, **QUICK)
     assert guard.original is not None and guard.original.pid == seen.pid
@@ -81,7 +86,10 @@ async def test_silent_coordinator_loses_the_box_and_the_original_is_back(box: Bo
     changes = {"PLAIN": "changed"}
     launched = await box.launch("s1", "1", seen.argv, changes, cwd=seen.cwd, port=original.port, base="guard")
     shown = await said(box, "s1", "1")
-    assert (shown["env"]["HF_TOKEN"], shown["argv"][-1]) == ("<secret>".ljust(len(TOKEN), "*"), "<secret>".ljust(len(API_KEY), "*"))
+    assert (shown["env"]["HF_TOKEN"], shown["argv"][-1]) == (
+        "<secret>".ljust(len(TOKEN), "*"),
+        "<secret>".ljust(len(API_KEY), "*"),
+    )
     report = json.loads((home / ".optimizer/runs/s1/1/server.log").read_text())
     assert (report["env"]["HF_TOKEN"], report["env"]["PLAIN"], report["env"]["HOME"]) == (TOKEN, "changed", "/")
     assert report["argv"][-1] == API_KEY

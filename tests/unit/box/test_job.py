@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,9 @@ from .conftest import alive, until
 
 async def test_source_input_arguments_and_lines(box: Box) -> None:
     lines: list[bytes] = []
-    source = b"import os,sys\nif __name__ == '__main__':\n data = sys.stdin.buffer.read()\n print(len(data), sys.argv[1:])\n"
+    source = (
+        b"import os,sys\nif __name__ == '__main__':\n data = sys.stdin.buffer.read()\n print(len(data), sys.argv[1:])\n"
+    )
     source += b" print(os.environ['OPTIMIZER_LAUNCH_ID'], os.environ['A'])\n sys.stderr.write('note')\n print('no line end', end='')"
     data = os.urandom(300_000)
     result = await box.run_job(source, data, "s1:j", 20, lines.append, args=["-a", "b c"], env_changes={"A": "$x"})
@@ -78,7 +81,7 @@ async def test_a_job_whose_shim_is_killed_is_found_by_its_launch_id(box: Box) ->
     call = asyncio.ensure_future(box.run_job(FAMILY, b"", "s1:j", 60, lines.append, args=["60"]))
     await until(lambda: lines)
     job = int(lines[0].split()[0])
-    os.kill(int(open(f"/proc/{job}/stat").read().rpartition(")")[2].split()[1]), 9)
+    os.kill(int(Path(f"/proc/{job}/stat").read_text().rpartition(")")[2].split()[1]), 9)
     with pytest.raises(LinkLost):
         await call
     swept = await box.sweep("s1", term_s=0.2)

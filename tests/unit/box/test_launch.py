@@ -54,7 +54,9 @@ async def test_the_same_key_is_started_once_even_when_asked_at_once(box: Box, se
     assert not again.launched and again.state == "dead"
 
 
-async def test_a_taken_port_refuses_and_claims_nothing(box: Box, server: Server, free_port: int, spawn: Callable) -> None:
+async def test_a_taken_port_refuses_and_claims_nothing(
+    box: Box, server: Server, free_port: int, spawn: Callable
+) -> None:
     foreign = spawn(server(free_port), stdout=-3)
     while await box.port_free(free_port):
         await asyncio.sleep(0.02)
@@ -174,7 +176,9 @@ async def test_killed_shim_leaves_a_launch_that_can_be_reconciled(
 
 
 @pytest.mark.parametrize("point", ["claimed", "before_spawn", "spawned"])
-async def test_a_link_that_drops_in_mid_launch_is_waited_for(make_box: Callable[..., Box], server: Server, point: str) -> None:
+async def test_a_link_that_drops_in_mid_launch_is_waited_for(
+    make_box: Callable[..., Box], server: Server, point: str
+) -> None:
     """The dangerous order: claim, link lost, reconcile asks, process appears. Reconcile must not hear "dead"."""
     slow = make_box(OPTIMIZER_PAUSE_AT=point, OPTIMIZER_PAUSE_S="0.7")
     call = asyncio.ensure_future(slow.launch("s1", "1", server(0)))

@@ -22,7 +22,9 @@ async def test_our_single_listener(box: Box, server: Server, free_port: int) -> 
     assert not await box.port_free(free_port)
 
 
-async def test_second_server_on_the_same_port_is_seen(box: Box, server: Server, free_port: int, spawn: Callable) -> None:
+async def test_second_server_on_the_same_port_is_seen(
+    box: Box, server: Server, free_port: int, spawn: Callable
+) -> None:
     """SO_REUSEPORT: the kernel splits the traffic between the two, and every number would be wrong."""
     await box.launch("s1", "1", server(free_port, "reuseport"), port=free_port)
     await said(box, "s1", "1")

@@ -69,7 +69,9 @@ async def test_a_dead_coordinator_with_a_living_guard_still_holds_the_box(box: B
     await box.lock("mine")
 
 
-async def test_a_dead_coordinator_with_a_living_server_still_holds_the_box(box: Box, home: Path, server: Server) -> None:
+async def test_a_dead_coordinator_with_a_living_server_still_holds_the_box(
+    box: Box, home: Path, server: Server
+) -> None:
     other = await another_coordinator(home)
     launched = await box.launch("other", "1", server(0))
     other.kill()
@@ -95,7 +97,9 @@ async def test_a_holder_on_another_machine_needs_silence(box: Box, home: Path) -
 async def test_a_lock_from_before_a_reboot_is_free(box: Box, home: Path) -> None:
     await box.lock("other")
     record = home / ".optimizer/box.lock/holder.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "boot_id": "before", "coordinator_boot_id": "before"}))
+    record.write_text(
+        json.dumps({**json.loads(record.read_text()), "boot_id": "before", "coordinator_boot_id": "before"})
+    )
     await box.lock("mine")
 
 

@@ -37,7 +37,9 @@ def test_secret_values_under_any_name(value: str) -> None:
     assert len(redact.mask(value.encode(), [])) == len(value.encode())
 
 
-@pytest.mark.parametrize("value", ["", "1", "Ring", "/models/llama", "http://proxy:3128", "0,1,2,3", "max_split_size_mb:512"])
+@pytest.mark.parametrize(
+    "value", ["", "1", "Ring", "/models/llama", "http://proxy:3128", "0,1,2,3", "max_split_size_mb:512"]
+)
 def test_ordinary_values(value: str) -> None:
     assert redact.hide_environment({"PLAIN": value}) == {"PLAIN": value}
 
@@ -56,7 +58,14 @@ def test_arguments_come_back_exactly() -> None:
 
 def test_masking_is_linear() -> None:
     began = time.monotonic()
-    for text in (b"x" * 1_000_000, b"eyJ" * 300_000, b"a+." * 300_000, b"http://" * 100_000, b"sk-" * 300_000, b"hf_" * 300_000):
+    for text in (
+        b"x" * 1_000_000,
+        b"eyJ" * 300_000,
+        b"a+." * 300_000,
+        b"http://" * 100_000,
+        b"sk-" * 300_000,
+        b"hf_" * 300_000,
+    ):
         redact.mask(text, [])
         assert not redact.secret_value("a:" * 100_000)
     assert time.monotonic() - began < 10

@@ -14,7 +14,7 @@ import pytest
 from optimizer.box.box import Box
 from optimizer.box.plain import procfs, sweep
 
-from .conftest import alive, until
+from .conftest import alive
 from .test_launch import Server, said
 
 FAST = {"term_s": 0.5, "kill_s": 5, "gpu_wait_s": 1}
@@ -155,7 +155,9 @@ def fake_gpu(tmp_path: Path) -> tuple[Path, Path]:
     return folder, used
 
 
-async def test_gpu_memory_must_come_back(make_box: Callable[..., Box], server: Server, fake_gpu: tuple[Path, Path]) -> None:
+async def test_gpu_memory_must_come_back(
+    make_box: Callable[..., Box], server: Server, fake_gpu: tuple[Path, Path]
+) -> None:
     folder, used = fake_gpu
     box = make_box(PATH=f"{folder}:{os.environ['PATH']}")
     for key, later, back in (("1", "1200\n200\n", True), ("2", "1300\n4\n", False)):

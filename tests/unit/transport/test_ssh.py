@@ -26,7 +26,7 @@ SHELLS = ["sh", "bash", "dash", "zsh", "fish", "tcsh"]
 def test_the_command_is_constant_and_harmless_to_every_shell() -> None:
     line = command()
     assert line == f"python3 -I -c '{BOOTSTRAP}'"
-    assert line.isascii() and not set(line) & set("!\\$\n`\"*?~{}")
+    assert line.isascii() and not set(line) & set('!\\$\n`"*?~{}')
     assert line.count("'") == 2
 
 
@@ -43,7 +43,9 @@ async def test_login_shells(server: Server, connect: Connect, shell: str) -> Non
 
 async def test_noisy_login_script(server: Server, connect: Connect) -> None:
     noise = server.folder / "rc"
-    noise.write_text("echo 'Welcome to the box!'; echo '@@00 reply 2'; echo '{}'; printf 'no line end \\377'; echo oops >&2\n")
+    noise.write_text(
+        "echo 'Welcome to the box!'; echo '@@00 reply 2'; echo '{}'; printf 'no line end \\377'; echo oops >&2\n"
+    )
     server.shell, server.env = ["bash", "-c"], {"BASH_ENV": str(noise)}
     assert (await Box(connect()).command(["echo", "hi"])).stdout == b"hi\n"
 
@@ -178,9 +180,13 @@ async def test_box_that_stalls_is_given_up(server: Server, connect: Connect) -> 
 
 async def test_output_is_bytes_and_bounded_only_by_the_reader(connect: Connect) -> None:
     transport = connect()
-    program = b"import sys\nsys.stdout.buffer.write(bytes(range(256)) * 1000)\nsys.stderr.write('e' * 200000)\nsys.exit(5)\n"
+    program = (
+        b"import sys\nsys.stdout.buffer.write(bytes(range(256)) * 1000)\nsys.stderr.write('e' * 200000)\nsys.exit(5)\n"
+    )
     done = await transport.run(b"%d\n" % len(program) + program, 20)
-    assert done.exit == 5 and done.stdout == bytes(range(256)) * 1000 and len(done.stderr) <= 65536 and not done.timed_out
+    assert (
+        done.exit == 5 and done.stdout == bytes(range(256)) * 1000 and len(done.stderr) <= 65536 and not done.timed_out
+    )
     pieces: list[bytes] = []
     done = await transport.run(b"%d\n" % len(program) + program, 20, pieces.append)
     assert b"".join(pieces) == bytes(range(256)) * 1000 and done.stdout == b""
@@ -215,7 +221,8 @@ async def test_forwarded_port(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", " ", "a b", "-oProxyCommand=x", "a%b", "a@b@c", "@x", "a\nb", "x;y", "host:99999999", "sim:x/..", "a/b"]
+    "name",
+    ["", " ", "a b", "-oProxyCommand=x", "a%b", "a@b@c", "@x", "a\nb", "x;y", "host:99999999", "sim:x/..", "a/b"],
 )
 async def test_what_is_no_host_name_is_refused_before_anything_is_opened(name: str) -> None:
     with pytest.raises(UsageError, match="no host name"):
