@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from optimizer.core.resolve import canonical_settings
+from optimizer.core.resolve import canonical_settings, is_json_param
 from optimizer.engines.argv import Parsed, edit, parse, same, text_of
 from optimizer.engines.dialect import Dialect
 from optimizer.engines.help_text import parse_help
@@ -294,31 +294,28 @@ class Engine(ABC):
     def check_readback(self, wanted: Mapping[str, Value], effective: Mapping[str, Value]) -> tuple[Mismatch, ...]:
         """The asked-for values that the server reports differently. What the server does not report is not judged."""
         found: list[Mismatch] = []
-        for param, value in sorted(canonical_settings(Settings(values=dict(wanted))).values.items()):
+        for param, value in sorted(_flat(wanted).items()):
             name = self.dialect.canonical(param)
             if value is None or name == self.model_param or name.startswith("env."):
                 continue  # the model is proven by the served name; the environment by /proc
-            pairs = self._readback_pairs(name, value, effective)
-            found.extend(
-                Mismatch(
-                    param=where if where.startswith(f"{name}.") else param, wanted=asked, effective=got, where=where
-                )
-                for where, asked, got in pairs
-                if not self.agrees(name, asked, got)
-            )
+            where, got = self._reported(name, effective)
+            if where and not self.agrees(name, value, got):
+                found.append(Mismatch(param=param, wanted=value, effective=got, where=where))
         return tuple(found)
 
-    def _readback_pairs(
-        self, param: str, value: Value, effective: Mapping[str, Value]
-    ) -> list[tuple[str, Value, Value]]:
-        if isinstance(value, dict) and param not in effective:
-            keyed = [(f"{param}.{key}", asked) for key, asked in value.items()]
-            return [(where, asked, effective[where]) for where, asked in keyed if where in effective]
-        if isinstance(value, dict) and isinstance(effective[param], dict):
-            got = effective[param]
-            assert isinstance(got, dict)
-            return [(f"{param}.{key}", asked, got[key]) for key, asked in value.items() if key in got]
-        return [(param, value, effective[param])] if param in effective else []
+    def _reported(self, param: str, effective: Mapping[str, Value]) -> tuple[str, Value]:
+        """(where it stands, the value) of a parameter or of a key of a JSON setting, ("", None) when it is not
+        reported."""
+        if param in effective:
+            return param, effective[param]
+        base, dot, key = param.partition(".")
+        if dot and base in effective:
+            whole = effective[base]
+            if whole is None:
+                return base, None  # the whole setting is off
+            if isinstance(whole, dict) and key in whole:
+                return param, whole[key]
+        return "", None
 
     def agrees(self, param: str, wanted: Value, effective: Value) -> bool:
         """Does a reported value satisfy the asked one? Engines with synonyms override this."""
@@ -371,6 +368,17 @@ _EXITS: tuple[tuple[ExitCause, re.Pattern[str]], ...] = (
     ),
     ("timeout", re.compile(r"[Ww]atchdog .*timeout|Initialization timed out|timed out waiting for the server")),
 )
+
+
+def _flat(wanted: Mapping[str, Value]) -> dict[str, Value]:
+    """JSON settings by their keys, so that each key is compared with what is reported of it."""
+    flat: dict[str, Value] = {}
+    for name, value in wanted.items():
+        if isinstance(value, dict) and is_json_param(f"{name}.x"):
+            flat.update({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            flat[name] = value
+    return flat
 
 
 def _plain(name: str) -> str:

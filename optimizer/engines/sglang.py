@@ -170,15 +170,13 @@ class SGLang(Engine):
                 effective["effective_max_running_requests"] = int(running) * _ranks(effective)
         return dict(sorted(effective.items()))
 
-    def _readback_pairs(
-        self, param: str, value: Value, effective: Mapping[str, Value]
-    ) -> list[tuple[str, Value, Value]]:
+    def _reported(self, param: str, effective: Mapping[str, Value]) -> tuple[str, Value]:
         if param == "max_running_requests" and "effective_max_running_requests" in effective:
-            return [("effective_max_running_requests", value, effective["effective_max_running_requests"])]
+            return "effective_max_running_requests", effective["effective_max_running_requests"]
         for source in _READBACK.get(param, ()):
             if effective.get(source) is not None:
-                return [(source, value, effective[source])]
-        return super()._readback_pairs(param, value, effective)
+                return source, effective[source]
+        return super()._reported(param, effective)
 
     def agrees(self, param: str, wanted: Value, effective: Value) -> bool:
         if param == "speculative_algorithm" and wanted == "NEXTN":
