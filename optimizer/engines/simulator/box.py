@@ -86,7 +86,7 @@ def prepare_box(name: str, root: Path, time_scale: float | None = None) -> SimBo
     interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable) or sys.executable)
     for link in ("python3", "python"):
         target = binaries / link
-        if not target.is_symlink() or os.readlink(target) != interpreter:
+        if not target.is_symlink() or str(target.readlink()) != interpreter:
             target.unlink(missing_ok=True)
             target.symlink_to(interpreter)
     _script(

@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     for line in (HERE / "flags.tsv").read_text().splitlines():
         if not line or line.startswith("#"):
             continue
-        names_text, nargs, kind, choices, deprecated = (line.split("\t") + ["", ""])[:5]
+        names_text, nargs, kind, choices, deprecated = [*line.split("\t"), "", ""][:5]
         names = names_text.split(",")
         dest = _destination(names, known)
         words = WORDING.get(dest, "Sets " + dest.replace("_", " ") + ".")

@@ -98,7 +98,7 @@ class Physics:
 
     def _gpu_ms(self, batch: int, tokens: int, context_tokens: int) -> float:
         hardware, speed, options = self.box["hardware"], self.box["speed"], self.options
-        bytes_ = self.shape.bytes_read(tokens, options.tp) + context_tokens * self.shape.kv_bytes_per_token(options.tp)
+        bytes_ = self._bytes_read(tokens) + context_tokens * self.shape.kv_bytes_per_token(options.tp)
         memory_ms = 1e3 * bytes_ / float(hardware["bytes_per_s"])
         compute_ms = 1e3 * 2.0 * self.shape.active_params * tokens / (options.tp * float(hardware["flops"]))
         roof_ms = max(memory_ms, compute_ms / float(speed["mfu"]))
@@ -113,6 +113,11 @@ class Physics:
         )
         busy = roof_ms / float(speed["efficiency"]) + fixed_ms + fallback_ms + float(speed["sequence_ms"]) * batch
         return busy * options.kernel_factor
+
+    def _bytes_read(self, tokens: int) -> float:
+        """Real routing prefers some experts, so a batch touches fewer than a uniform draw would."""
+        distinct = 1.0 + (tokens - 1) * float(self.box["speed"].get("routing_spread", 1.0))
+        return self.shape.bytes_read(distinct, self.options.tp)
 
     def _speculative_round_ms(self, batch: int, context_tokens: int) -> float:
         table, options = self.box["speculation"], self.options
@@ -157,7 +162,10 @@ class Physics:
         latency, rate = float(table[path + "_us"]), float(table[path + "_bytes_per_s"])
         protocol = nccl.get("NCCL_PROTO", "").upper()
         if protocol in {"LL", "^SIMPLE"}:  # low latency: flags travel with the data
-            latency, rate = latency * float(table.get("ll_latency_factor", 1.0)), rate * float(table.get("ll_rate_factor", 0.5))
+            latency, rate = (
+                latency * float(table.get("ll_latency_factor", 1.0)),
+                rate * float(table.get("ll_rate_factor", 0.5)),
+            )
         elif protocol == "LL128":
             latency *= 1.0 if self.box["hardware"]["link"] == "pcie" else 0.9
         elif protocol == "SIMPLE":

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
@@ -39,8 +40,7 @@ def _fork(title: str, parent: int) -> int:
 
 def _retitle(title: str) -> None:
     """Overwrite the argument area, so that the command line reads as the real worker's does."""
-    with open("/proc/self/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
     data = title.encode()[: end - start - 1].ljust(end - start, b"\0")
     ctypes.memmove(start, data, len(data))

@@ -18,10 +18,10 @@ from .physics import (
 )
 from .shape import Shape
 
-PREFILL_BUCKETS = (
-    [4, 8, 12, 16, 20, 24, 28, 32, *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64)]
-    + [*range(1280, 4097, 256), *range(4608, 8193, 512)]
-)  # fmt: skip
+PREFILL_BUCKETS = [
+    *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64), *range(1280, 4097, 256),
+    *range(4608, 8193, 512),
+]  # fmt: skip
 
 
 class LaunchError(Exception):
@@ -205,10 +205,8 @@ def _speculation(args: dict[str, Any], messages: list[str], shape: Shape) -> Non
                 _traceback("AssertionError: speculative_eagle_topk and speculative_num_draft_tokens need num_steps"), 1
             )
         args.update(speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4)
-    if (
-        args["speculative_eagle_topk"] is None
-        or args["speculative_num_draft_tokens"] is None
-        and args["speculative_eagle_topk"] != 1
+    if args["speculative_eagle_topk"] is None or (
+        args["speculative_num_draft_tokens"] is None and args["speculative_eagle_topk"] != 1
     ):
         raise LaunchError(_traceback("TypeError: '>' not supported between instances of 'NoneType' and 'int'"), 1)
     steps, topk = args["speculative_num_steps"], args["speculative_eagle_topk"]

@@ -149,9 +149,9 @@ class Scheduler:
                 if self._finish_prefill() and stop_at_finish:
                     return True
                 continue
-            if (self.waiting and self.waiting[0].arrival_s <= self.now_s) or self.chunked is not None:
-                if self._start_prefill():
-                    continue
+            due = self.chunked is not None or (bool(self.waiting) and self.waiting[0].arrival_s <= self.now_s)
+            if due and self._start_prefill():
+                continue
             if self.running:
                 advanced, finished = self._decode(until_s)
                 if finished and stop_at_finish:

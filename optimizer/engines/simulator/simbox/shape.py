@@ -40,7 +40,7 @@ class Shape:
     def weight_bytes_per_gpu(self, tp: int) -> float:
         return (self.dense_bytes + self.embedding_bytes + self.expert_bytes) / tp
 
-    def bytes_read(self, tokens: int, tp: int) -> float:
+    def bytes_read(self, tokens: float, tp: int) -> float:
         """Weights that one GPU reads in a step over ``tokens`` tokens, routing taken as uniform."""
         touched = 1.0 - (1.0 - self.experts_per_token / self.experts) ** tokens if self.experts else 0.0
         return (self.dense_bytes + self.expert_bytes * touched) / tp

@@ -304,7 +304,8 @@ def _collectives(
 def _nccl_info(
     launch: Launch, box: Mapping[str, Any], physics: Physics, environ: Mapping[str, str], pids: list[int], version: str
 ) -> list[tuple[int | None, str]]:
-    gpus, out = launch.options.tp, []
+    gpus = launch.options.tp
+    out: list[tuple[int | None, str]] = []
     settings = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
     settings.update(
         {name: value for name, value in environ.items() if name.startswith("NCCL_") and name != "NCCL_DEBUG"}
