@@ -73,6 +73,7 @@ def screen(changes: Mapping[str, Value], ground: Ground, *, tried: Collection[st
         # An overridden value is no reason to leave it out: the engine may insist that its companions are given together.
         own = _overridden(changes, ground)
         kept = {name: own.get(name, value) for name, value in changes.items() if name in sound or name in own}
+        kept.update(_companions(kept, ground))
     if kept:
         blocking = list(_by_point(kept, ground, tried))
         refusals.extend(blocking)
@@ -181,12 +182,30 @@ def _agrees_with_engine(name: str, value: Value, changes: Mapping[str, Value], g
 
 
 def _overridden(changes: Mapping[str, Value], ground: Ground) -> dict[str, Value]:
-    """The engine's own value of every parameter in ``changes`` that it overrides."""
+    """The engine's own value of every number or switch in ``changes`` that it overrides. Names stay: an alias is no other
+    value."""
     resolved = resolved_form(_point(changes, ground), ground).values
     return {
         name: resolved[name]
         for name, value in changes.items()
-        if value is not None and name in resolved and not _equal(resolved[name], value)
+        if value is not None and name in resolved and not isinstance(value, str) and not _equal(resolved[name], value)
+    }
+
+
+def _companions(changes: Mapping[str, Value], ground: Ground) -> dict[str, Value]:
+    """Given settings of the same family that the engine will override because of ``changes``: they are put right on the
+    command line too, or the readback would contradict it."""
+    given = canonical_settings(ground.settings, keep_none=False).values
+    resolved = resolved_form(_point(changes, ground), ground).values
+    families = {name.partition("_")[0] for name in changes}
+    return {
+        name: resolved[name]
+        for name, value in given.items()
+        if name not in changes
+        and name in resolved
+        and name.partition("_")[0] in families
+        and not isinstance(value, str)
+        and not _equal(resolved[name], value)
     }
 
 
