@@ -62,11 +62,13 @@ class Box:
     baseline_shift: float = 0.0
     false_drifts: int = 0
 
-    def measure_baseline(self) -> bool:
-        """One more launch of the baseline; true when it was taken for a drift and the comparator starts anew."""
+    def measure_baseline(self, candidate: Arm) -> bool:
+        """One more launch of the baseline; true when it was taken for a drift and the comparator starts anew.
+
+        The noise is pooled over everything launched before it, the ``candidate`` under test included."""
         value = self.draw(self.rng) + self.baseline_shift
         if len(self.baseline) >= 2:
-            noise = pooled_noise([self.arm("baseline", self.baseline), *self.other_arms], self.policy)
+            noise = pooled_noise([self.arm("baseline", self.baseline), candidate, *self.other_arms], self.policy)
             if drifted(value, self.baseline, noise, self.policy):
                 self.baseline = [value]
                 self.false_drifts += 1
@@ -94,7 +96,7 @@ class Box:
                 values.append(self.draw(self.rng) + effect)
             else:
                 remeasured += 1
-                self.measure_baseline()
+                self.measure_baseline(candidate)
 
 
 @dataclass

@@ -12,8 +12,9 @@ from optimizer.model.verdict import JudgePolicy
 BoxKind = Literal["gpu", "cpu"]
 
 # Identical relaunches of CPU engines on a shared machine differ by up to a quarter. Simulated with the judge
-# (docs/statistics.md): this prior, worth four launches, promotes something in at most 5 % of studies without any effect
-# at a launch noise of 8-15 %, normal, bimodal or heavy-tailed, and still finds a factor two within two launches.
+# (docs/statistics.md): this prior, worth four launches, promotes something in at most 3 % of studies without any effect
+# at a launch noise of 8-12 % (4-6 % at 15 %), normal, bimodal or heavy-tailed, where the default policy does so in
+# 9-20 %, and it still finds a factor two within two launches.
 CPU_PRIOR_SD, CPU_PRIOR_WEIGHT = 0.12, 4.0
 
 # True effect in launch sd -> (launches a test costs, chance that it ends as supported). From docs/statistics.md: the

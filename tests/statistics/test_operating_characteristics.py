@@ -87,7 +87,7 @@ def test_s10_quick_exit_is_seldom_wrong(shape: str, sd: float, gate: float) -> N
 
 @pytest.mark.parametrize(("sd", "gate"), [(0.01, 0.05), (0.03, 0.05), (0.05, 0.07)])
 def test_s11_drift(sd: float, gate: float) -> None:
-    assert aa_studies(normal(sd), POLICY, 800, seed=19).false_drift <= gate
+    assert aa_studies(normal(sd), POLICY, 1500, seed=19).false_drift <= gate
     assert drift_detections(6, sd, POLICY, 2000, seed=20) >= 0.85
     small = drift_detections(3, sd, POLICY, 2000, seed=22)
     assert drift_detections(0, sd, POLICY, 4000, seed=21) < 0.08 and small < 0.5  # 3 sd is beyond what one launch shows
