@@ -31,6 +31,7 @@ FOLDER_FILES = (
     "help.txt",
     "metrics.txt",
     "metrics_before.txt",
+    "metrics_load.txt",
     "server_info.json",
     "gpu.csv",
     "topo.txt",

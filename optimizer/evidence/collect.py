@@ -15,6 +15,7 @@ class Url(Frozen):
     paths: tuple[str, ...]
     max_bytes: int = 16 * MIB
     deadline_s: float = 10.0
+    repeat_s: float | None = None  # asked at this interval while the load runs, answers appended
     generates: bool = False  # costs a token: not while somebody else's load is measured
 
 
@@ -96,6 +97,7 @@ def collect_plan(engine: str, version: str = "") -> CollectPlan:
             Url(file="metrics.txt", paths=("/metrics",)),
             Url(file="models.json", paths=("/v1/models",), max_bytes=MIB),
         )
+    urls = (*urls, Url(file="metrics_load.txt", paths=("/metrics",), max_bytes=32 * MIB, repeat_s=1.0))
     return CollectPlan(engine=engine, urls=urls, commands=_COMMANDS, files=_FILES)
 
 

@@ -16,7 +16,7 @@ from optimizer.evidence.literal import strict_json
 from optimizer.evidence.llamacpp_log import LlamacppLog
 from optimizer.evidence.model_config import config_facts, read_config
 from optimizer.evidence.nvidia_smi import csv_facts, query_facts, topo_facts
-from optimizer.evidence.prometheus import metrics_facts, parse_metrics
+from optimizer.evidence.prometheus import metrics_facts, parse_metrics, series_facts
 from optimizer.evidence.server_info import sglang_info_facts, vllm_info_facts
 from optimizer.evidence.sglang_log import SglangLog
 from optimizer.evidence.vllm_log import VllmLog
@@ -164,6 +164,11 @@ def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], l
         parts.append(part.evidence())
     if log:
         parts.append(log_facts(launch.engine, log, levels_of(rows), launch.engine_version).evidence())
+    if "metrics_load.txt" in files:
+        part = found("metrics_load.txt")
+        # A handful of snapshots says less than the log's own lines; from eight on they are the finer record.
+        if series_facts(part, files["metrics_load.txt"]) >= (8 if log else 1):
+            parts.append(part.evidence())
     merged = Evidence(missing=tuple(notes))
     for evidence in parts:
         merged = merged.merged(evidence)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from optimizer.evidence.found import Found
+from optimizer.evidence.found import Found, quantile
 from optimizer.evidence.lines import Line, Piece, iter_lines, pieces_of
 
 _SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]{0,200})(?:\{(.{0,4000})\})? ([^\s]{1,40})(?: -?\d{1,20})?\s*$")
@@ -108,6 +108,38 @@ def metrics_facts(found: Found, now: Metrics, before: Metrics | None = None) -> 
         _llamacpp(found, now, before)
     else:
         found.missing("kv.usage_p95", "the metrics are of no engine that is known here")
+
+
+def series_facts(found: Found, data: bytes | Iterable[Piece]) -> int:
+    """States batch, queue and pool use from expositions that were taken one after another under load and concatenated.
+
+    Returns the number of snapshots. Finer than vLLM's ten-second statistics lines."""
+    series = parse_metrics(data)
+    running = _rows(series, "sglang:num_running_reqs", "vllm:num_requests_running", "llamacpp:requests_processing")
+    waiting = _rows(series, "sglang:num_queue_reqs", "vllm:num_requests_waiting", "llamacpp:requests_deferred")
+    usage = _rows(
+        series, "sglang:full_token_usage", "sglang:token_usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"
+    )
+    busy = [index for index, (value, _) in enumerate(running) if value > 0]
+    if not busy:
+        return len(running)
+    window = slice(busy[0], busy[-1] + 1)
+    for rows, names in (
+        (running, ((0.5, "decode.batch_p50"), (0.9, "decode.batch_p90"), (1.0, "decode.batch_max"))),
+        (waiting, ((0.5, "queue.depth_p50"), (0.9, "queue.depth_p90"), (0.95, "queue.depth_p95"))),
+        (usage, ((0.5, "kv.usage_p50"), (0.9, "kv.usage_p90"), (0.95, "kv.usage_p95"))),
+    ):
+        kept = rows[window]
+        for share, name in names:
+            value = quantile([number for number, _ in kept], share)
+            if value is not None:
+                found.add(name, value, next(line for number, line in kept if number == value))
+    return len(running)
+
+
+def _rows(series: Metrics, *names: str) -> list[tuple[float, Line]]:
+    """One value per snapshot and line: rank 0 where ranks of one engine repeat the same gauge."""
+    return [(item.value, item.line) for item in series.all(*names) if item.labels.get("tp_rank", "0") == "0"]
 
 
 def _difference(now: Metrics, before: Metrics | None, *names: str, **labels: str) -> float | None:

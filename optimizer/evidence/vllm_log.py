@@ -4,6 +4,7 @@ statistics, speculation.
 Lines are dispatched by the first six bytes of their message, like SGLang's."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from optimizer.evidence.argv import speculation_facts
@@ -48,6 +49,7 @@ _NUMBER = re.compile(rb"-?\d{1,12}")
 _STAMP = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
 _TRUNCATE = re.compile(rb"Truncating max_cudagraph_capture_size to (\d{1,7})")
 _BATCHED = re.compile(rb"max_num_batched_tokens=(\d{1,9})")
+_SERVER = re.compile(rb"\(APIServer pid=(\d{1,9})\)")
 _NAME = {
     "flash attention": "flash_attn",
     "flash": "flash_attn",
@@ -77,7 +79,7 @@ class VllmLog:
         self.preempt_line: Line | None = None
         self.ready: Line | None = None
         self.warnings: dict[str, tuple[int, Line]] = {}
-        self.servers: set[bytes] = set()
+        self.servers: Counter[bytes] = Counter()
         self.last_stage = ""
         self.graphs_done = False
         self.jit = 0
@@ -95,7 +97,10 @@ class VllmLog:
 
     def feed(self, data: bytes | Iterable[Piece]) -> None:
         table = _TABLE
-        for line in iter_lines(pieces_of(data)):
+        pieces = pieces_of(data)
+        for piece in pieces:
+            self.servers.update(_SERVER.findall(piece.data))
+        for line in iter_lines(pieces):
             raw = line.raw
             cut = raw.find(b"] ", 0, 200)
             handlers = table.get(raw[cut + 2 : cut + 8]) if cut >= 0 else table.get(raw[:6])
@@ -413,9 +418,6 @@ class VllmLog:
         self.found.add("engine.model_runner", "V1" if b"using the V1 model runner" in message else "V2", line)
 
     def _server(self, line: Line, message: bytes) -> None:
-        match = re.search(rb"APIServer pid=(\d{1,9})", line.raw)
-        if match:
-            self.servers.add(match[1])
         self._ready_s = _seconds(line.raw)  # the line that ends the start has no stamp; this one comes just before
         self.last_stage = "listening"
 
@@ -453,8 +455,10 @@ class VllmLog:
             found.add("startup.warnings", [], self.config_line)
         if self.ready is not None:
             found.add("kernel.jit_in_serving", self.jit, self.jit_line)
-        if len(self.servers) > 1:
-            found.add("validity.servers_in_log", len(self.servers))
+        # One stray line may be a cut-off number; a second server that logs several lines is a second server.
+        servers = sum(1 for count in self.servers.values() if count >= 5)
+        if servers > 1:
+            found.add("validity.servers_in_log", servers)
         if self._ready_s is not None and self._first_s is not None and self._ready_s >= self._first_s:
             found.add("startup.phase_s", self._ready_s - self._first_s, labels={"stage": "total"})
         found.add("startup.last_stage", self.last_stage or None)
