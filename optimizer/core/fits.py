@@ -28,7 +28,7 @@ def fits(
     """``before``: effective settings of the launch that ``evidence`` comes from; ``after``: those of the proposal.
     GiB."""
     total = _number(box.get("gpu.memory_mib"))
-    total_gib = total / 1024 if total is not None else evidence.number("gpu.memory_gib")
+    total_gib = total / 1024 if total is not None else evidence.number("gpu.memory_total_gib")
     if total_gib is None or total_gib <= 0:
         return Verdict(None)
     for check in (_weights, _leftover, _reserved_tokens):
@@ -127,7 +127,7 @@ def _same_layout(before: Mapping[str, Value], after: Mapping[str, Value]) -> boo
 
 
 def _gib_per_token(evidence: Evidence) -> float | None:
-    pool, tokens = evidence.number("kv.pool_gib"), evidence.number("kv.pool_tokens")
+    pool, tokens = evidence.number("memory.kv_gib"), evidence.number("kv.pool_tokens")
     return pool / tokens if pool and tokens else None
 
 
