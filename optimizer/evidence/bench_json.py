@@ -17,6 +17,7 @@ _METRICS = (
     ("itl_p50_ms", "client.itl_ms_p50"),
     ("itl_p99_ms", "client.itl_ms_p99"),
     ("e2e_p50_ms", "client.e2e_ms_p50"),
+    ("repeat_share", "client.output_repeat_share"),
     ("requests", "client.requests"),
     ("failed", "client.failed_requests"),
     ("duration_s", "client.duration_s"),

@@ -4,11 +4,13 @@ what is not a plain literal becomes the text that was printed."""
 
 import ast
 import json
+import re
 from typing import Any
 
 from optimizer.model.base import Value
 
 MAX_KEYS = 4000
+_MARKS = re.compile(r"[\\'\"(\[{<)\]}>,]")
 
 
 def arguments(body: str, depth: int = 0) -> dict[str, Value]:
@@ -31,14 +33,15 @@ def _split(body: str) -> list[str]:
     depth = 0
     quote = ""
     begin = 0
-    skip = False
-    for index, char in enumerate(body):
-        if skip:
-            skip = False
+    skip = -1
+    for match in _MARKS.finditer(body):
+        char, index = match[0], match.start()
+        if index == skip:
+            continue
+        if char == "\\":
+            skip = index + 1 if quote else -1
         elif quote:
-            if char == "\\":
-                skip = True
-            elif char == quote:
+            if char == quote:
                 quote = ""
         elif char in "'\"":
             quote = char
@@ -49,7 +52,7 @@ def _split(body: str) -> list[str]:
             if depth < 0:
                 parts.append(body[begin:index])
                 return parts
-        elif char == "," and depth == 0:
+        elif depth == 0:
             parts.append(body[begin:index])
             begin = index + 1
     return parts  # what follows the last complete comma may have been cut

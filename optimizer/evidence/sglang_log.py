@@ -4,6 +4,7 @@ retractions.
 A line is dispatched by the first six bytes of its message, so that the megabytes of other text cost almost nothing."""
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from optimizer.evidence.found import Found
@@ -43,6 +44,9 @@ _STARTUP = re.compile(rb"(load_weight|kv_cache_allocation|scheduler_e2e|tokenize
 _WORD = re.compile(rb"Use (\w{1,40}) (?:attention )?backend")
 _HYBRID = re.compile(rb"decode_backend=(\w{1,40}), prefill_backend=(\w{1,40})")
 
+# Step lines that are read: the last ones. At one line per forty steps this is more than an hour of the busiest server.
+MAX_STEP_LINES = 60_000
+
 Handler = Callable[["SglangLog", Line, bytes], None]
 
 
@@ -68,6 +72,7 @@ class SglangLog:
         self.servers = 0
         self.nccl = NcclLog(self.found)
         self._clock = Clock()
+        self._steps: deque[tuple[Line, int]] = deque(maxlen=MAX_STEP_LINES)
         self._idle: dict[str, bool] = {}
         self._waiting: dict[str, bool] = {}
         self._seconds: dict[str, dict[str, float]] = {}
@@ -81,10 +86,17 @@ class SglangLog:
 
     def feed(self, data: bytes | Iterable[Piece]) -> None:
         table = _TABLE
+        keep = self._steps.append
         for line in iter_lines(pieces_of(data)):
             raw = line.raw
             cut = raw.find(b"] ", 0, 160)
-            handlers = table.get(raw[cut + 2 : cut + 8] if cut >= 0 else raw[:6])
+            key = raw[cut + 2 : cut + 8] if cut >= 0 else raw[:6]
+            if (key == b"Decode" or key == b"Prefil") and raw.startswith(
+                b" batch", cut + (8 if key == b"Decode" else 9)
+            ):
+                keep((line, cut + 2 if cut >= 0 else 0))
+                continue
+            handlers = table.get(key)
             if handlers is None:
                 if raw[:1] == b"[" and raw[1:2] == b"2":
                     if self.first_s is None:
@@ -105,11 +117,10 @@ class SglangLog:
         if b"NCCL" in raw:
             self.nccl.line(line)
         elif b" batch" in raw and (b"#running-req" in raw or b"throughput (token/s)" in raw):
-            for start, handler in ((b"Decode batch", SglangLog._decode), (b"Prefill batch", SglangLog._prefill)):
-                at = raw.find(start)
-                if at >= 0:
-                    handler(self, line, clean(raw[at:]))
-                    return
+            at = max(raw.find(b"Decode batch"), raw.find(b"Prefill batch"))
+            if at >= 0:
+                self._steps.append((line, at))
+                return
             self.found.stranger(line)
         elif b"slow tokenizer" in raw:
             self.warn("slow_tokenizer", line)
@@ -120,6 +131,15 @@ class SglangLog:
             plain = clean(raw)
             if plain != raw and plain[:1] == b"[":
                 self.feed([Piece(plain, line.start, line.number)])
+
+    def _read_steps(self) -> None:
+        """Reads the step lines that were kept, in their order: whether a line follows an idle gap depends on those before."""
+        for line, at in self._steps:
+            message = line.raw[at:]
+            if b"\x1b" in message:
+                message = clean(message)
+            (self._decode if message.startswith(b"Decode") else self._prefill)(line, message)
+        self._steps.clear()
 
     def warn(self, code: str, line: Line) -> None:
         count, first = self.warnings.get(code, (0, line))
@@ -480,6 +500,7 @@ class SglangLog:
     def finish(self, levels: Sequence[int] = ()) -> Found:
         """States the facts that need the whole log. ``levels``: offered concurrencies of the benchmark."""
         found = self.found
+        self._read_steps()
         after = [
             item for item in self.prefills if self.ready is None or item.line.start > self.ready.start
         ] or self.prefills
@@ -558,9 +579,7 @@ def _float(value: bytes | None) -> float | None:
 
 
 _ENTRIES: tuple[tuple[bytes, Handler], ...] = (
-    (b"Decode batch", SglangLog._decode),
     (b"Decode out of memory", SglangLog._pool_full),
-    (b"Prefill batch", SglangLog._prefill),
     (b"server_args=", SglangLog._server_args),
     (b"max_total_num_tokens=", SglangLog._max_total),
     (b"Load weight begin", SglangLog._weights_begin),

@@ -20,6 +20,7 @@ UNITS: dict[str, str] = {
     "client.itl_ms_p50": "ms",
     "client.itl_ms_p99": "ms",
     "client.knee_concurrency": "requests",
+    "client.output_repeat_share": "ratio",
     "client.output_tokens": "tokens",
     "client.output_tps": "tokens/s",
     "client.prompt_source": "",

@@ -113,6 +113,8 @@ class VllmLog:
                 else:
                     self._note(line, raw)
                 continue
+            if cut < 0 and b"HTTP/1." in raw:
+                continue  # access lines: most of a busy server's log
             if self._first_s is None:
                 self._first_s = _seconds(raw)
             if cut < 0:
