@@ -100,8 +100,8 @@ def _compare(when: Mapping[str, Any], view: View) -> Answer:
 def _present(when: Mapping[str, Any], view: View, observations: list[tuple[Value, Fact | None]]) -> Answer:
     """Whether a setting was given is known once the settings are; an unobserved fact stays unknown."""
     wanted = when["present"] is not False
-    if "setting" in when and when["setting"] in view.settings:
-        return Answer((view.settings[when["setting"]] is not None) is wanted)
+    if "setting" in when and str(when["setting"]) in view.settings:
+        return Answer((view.settings[str(when["setting"])] is not None) is wanted)
     if not observations:
         return Answer(None)
     return Answer(wanted, tuple(fact for _, fact in observations if fact is not None)[:1])
@@ -117,9 +117,9 @@ class _Operand:
         """[low, high] of what the number can be: a bounded observation is known from one side only."""
         if isinstance(self.value, bool) or not isinstance(self.value, int | float):
             return None
-        number = float(self.value) if abs(self.value) < 1e300 else math.copysign(1e300, self.value)
-        if math.isnan(number):
+        if self.value != self.value:  # NaN
             return None
+        number = float(self.value) if abs(self.value) < 1e300 else math.copysign(1e300, self.value)
         low = -math.inf if self.bound == "at_most" else number
         high = math.inf if self.bound == "at_least" else number
         return low, high
@@ -128,13 +128,13 @@ class _Operand:
 def _observed(operand: Mapping[str, Any], view: View) -> Iterator[tuple[Value, Fact | None]]:
     """All values that an operand has: one per matching observation of a fact, at most one of a setting or box value."""
     if "fact" in operand:
-        labels = operand.get("labels") or {}
+        labels = _labels(operand)
         for fact in view.facts.all(str(operand["fact"])):
             if all(_same(fact.labels.get(key), wanted) for key, wanted in labels.items()):
                 yield fact.value, fact
     for source, mapping in (("setting", view.settings), ("box", view.box)):
-        if source in operand and operand[source] in mapping:
-            yield mapping[operand[source]], None
+        if source in operand and str(operand[source]) in mapping:
+            yield mapping[str(operand[source])], None
 
 
 def _right(operand: Any, view: View, left: Fact | None, when: Mapping[str, Any]) -> tuple[_Operand, Fact | None]:
@@ -148,7 +148,7 @@ def _right(operand: Any, view: View, left: Fact | None, when: Mapping[str, Any])
     value, fact = min(candidates, key=lambda found: _distance(found[1], shared))
     times, plus = operand.get("times", 1), operand.get("plus", 0)
     if times != 1 or plus != 0:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if any(_kind(item) != "number" for item in (value, times, plus)):
             return _Operand(None), None
         value = value * times + plus
     return _Operand(value, _bound(fact)), fact
@@ -156,7 +156,7 @@ def _right(operand: Any, view: View, left: Fact | None, when: Mapping[str, Any])
 
 def _on_the_left(fact: Fact | None, operand: Mapping[str, Any], when: Mapping[str, Any]) -> bool:
     """An observation that the left side asks for by its labels is not what it should be compared with."""
-    wanted = when.get("labels")
+    wanted = _labels(when)
     if fact is None or not wanted or operand.get("labels") or operand.get("fact") != when.get("fact"):
         return False
     return all(_same(fact.labels.get(key), value) for key, value in wanted.items())
@@ -251,6 +251,11 @@ def _bound(fact: Fact | None) -> str | None:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _labels(operand: Mapping[str, Any]) -> Mapping[str, Any]:
+    labels = operand.get("labels")
+    return labels if isinstance(labels, Mapping) else {}
 
 
 # --- the shape of a tree -------------------------------------------------------------------------------------------

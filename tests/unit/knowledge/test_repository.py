@@ -1,0 +1,51 @@
+"""The knowledge that ships: it loads, it is complete, and the same texts give the same library."""
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.knowledge.causes import FAMILY_OF
+from optimizer.knowledge.library import Library, library_from_files, load_library
+from optimizer.knowledge.lint import lint
+from optimizer.knowledge.load import find_knowledge, read_files
+from optimizer.model.playbook import HandOver
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return load_library(find_knowledge(REPOSITORY))
+
+
+def test_lint_has_no_error():
+    findings = lint(read_files(find_knowledge(REPOSITORY)))
+    assert [finding.text for finding in findings if finding.level == "error"] == []
+
+
+def test_every_cause_has_a_playbook_of_its_family(library: Library):
+    assert len(FAMILY_OF) == 64
+    assert {book.id: book.family for book in library.playbooks if not book.local} == FAMILY_OF
+
+
+def test_pinned_texts_give_the_same_library(library: Library):
+    again = library_from_files(dict(reversed(list(library.files.items()))))
+    assert again == library and again.digest == library.digest
+    changed = {**library.files}
+    name = next(iter(changed))
+    changed[name] += "# a comment\n"
+    assert library_from_files(changed).digest != library.digest
+
+
+def test_every_rule_can_speak_against_and_every_idea_says_what_to_do(library: Library):
+    for book in library.playbooks:
+        assert all(rule.if_true_db * rule.if_false_db < 0 for rule in book.evidence), book.id
+        assert book.actions and book.discriminating_test and book.source.startswith("https://"), book.id
+        changes = [action for action in book.actions if not isinstance(action, HandOver)]
+        assert book.predicts is not None or not changes or book.local or book.id in NO_PREDICTION, book.id
+
+
+# What these cure is a hang, a refusal to start, or a measurement that means nothing: there is no ratio to predict.
+NO_PREDICTION = {
+    "acs-iommu-p2p-hang", "custom-allreduce-hang", "request-exceeds-kv-pool", "spec-workload-unrepresentative", "mem-fraction-oom",
+}  # fmt: skip
