@@ -69,7 +69,11 @@ def main() -> None:
         ("gpu.csv", table, (RECORDINGS / "sglang-0.5.12-h200/tp1-7b-kvlimited/gpu.csv").read_bytes()),
     ]
     for name, run, seed in inputs:
-        data = (seed * (size // len(seed) + 1))[:size]
+        # A log starts once and then serves for hours: only what follows the start is repeated.
+        cut = max(seed.find(b"The server is fired up"), seed.find(b"Application startup complete"), 0)
+        cut = seed.find(b"\n", cut) + 1 if cut else 0
+        body = seed[cut:]
+        data = (seed[:cut] + body * (size // len(body) + 1))[:size]
         began = time.process_time()
         run(data)
         took = time.process_time() - began

@@ -95,11 +95,9 @@ def _from(
     labels: Mapping[str, str | int | float | bool | None] | None = None,
 ) -> None:
     """A derived fact inherits the position of the fact that decides it."""
-    if value is None:
-        return
     found.add(name, value, labels=labels, source="" if parent is None else parent.source)
-    if parent is not None and parent.line is not None:
-        made = found.evidence().facts[-1]
+    made = found.evidence().get(name, **(labels or {}))
+    if made is not None and parent is not None and parent.line is not None:
         found.keep(made.model_copy(update={"line": parent.line, "span": parent.span}))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from optimizer.model.base import Value
 
 MAX_KEYS = 4000
+_WORDS: dict[str, Value] = {"None": None, "True": True, "False": False, "0": 0, "1": 1}
 _MARKS = re.compile(r"[\\'\"(\[{<)\]}>,]")
 
 
@@ -71,8 +72,12 @@ def _pair(part: str, depth: int) -> tuple[str, Value]:
 
 def literal(value: str, depth: int = 0) -> Value:
     """The value of a literal, of a nested dict whose values are literals, or the text itself."""
+    if value in _WORDS:
+        return _WORDS[value]
     if len(value) > 20_000:
         return value[:200]
+    if value[:1] == "'" and value.find("'", 1) == len(value) - 1 and "\\" not in value:
+        return value[1:-1]
     if value.startswith("{"):
         return dict(arguments(value, depth + 1)) if value.endswith("}") and depth < 6 else value[:2000]
     try:

@@ -44,8 +44,8 @@ _STARTUP = re.compile(rb"(load_weight|kv_cache_allocation|scheduler_e2e|tokenize
 _WORD = re.compile(rb"Use (\w{1,40}) (?:attention )?backend")
 _HYBRID = re.compile(rb"decode_backend=(\w{1,40}), prefill_backend=(\w{1,40})")
 
-# Step lines that are read: the last ones. At one line per forty steps this is more than an hour of the busiest server.
-MAX_STEP_LINES = 60_000
+# Step lines that are read: the last ones. At one line per forty steps this is an hour or more of a busy server.
+MAX_STEP_LINES = 20_000
 
 Handler = Callable[["SglangLog", Line, bytes], None]
 
@@ -96,6 +96,8 @@ class SglangLog:
             ):
                 keep((line, cut + 2 if cut >= 0 else 0))
                 continue
+            if key == b"INFO: " and b"HTTP/1." in raw:
+                continue  # access lines: most of a busy server's log
             handlers = table.get(key)
             if handlers is None:
                 if raw[:1] == b"[" and raw[1:2] == b"2":

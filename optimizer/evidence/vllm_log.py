@@ -103,6 +103,8 @@ class VllmLog:
         for line in iter_lines(pieces):
             raw = line.raw
             cut = raw.find(b"] ", 0, 200)
+            if cut < 0 and b" HTTP/1." in raw:
+                continue  # access lines: most of a busy server's log
             handlers = table.get(raw[cut + 2 : cut + 8]) if cut >= 0 else table.get(raw[:6])
             if handlers is not None:
                 message = raw[cut + 2 :] if cut >= 0 else raw
@@ -113,8 +115,6 @@ class VllmLog:
                 else:
                     self._note(line, raw)
                 continue
-            if cut < 0 and b"HTTP/1." in raw:
-                continue  # access lines: most of a busy server's log
             if self._first_s is None:
                 self._first_s = _seconds(raw)
             if cut < 0:

@@ -27,20 +27,26 @@ def logs() -> dict[str, bytes]:
     return found
 
 
+@cache
+def parsed() -> dict[str, tuple[VllmLog, Evidence]]:
+    found = {}
+    for name, data in logs().items():
+        log = VllmLog()
+        log.feed(data)
+        found[name] = (log, log.finish().evidence())
+    return found
+
+
 def read(name: str) -> tuple[VllmLog, Evidence]:
-    log = VllmLog()
-    log.feed(next(data for key, data in logs().items() if key.endswith(name)))
-    return log, log.finish().evidence()
+    return next(result for key, result in parsed().items() if key.endswith(name))
 
 
 def test_every_statistics_line_of_every_log_is_recognised() -> None:
-    printed = recognised = strange = 0
-    for data in logs().values():
-        log = VllmLog()
-        log.feed(data)
-        strange += log.finish().unrecognised
-        recognised += len(log.stats)
-        printed += sum(1 for line in data.split(b"\n") if b"throughput:" in line and b"Running:" in line)
+    printed = sum(
+        1 for data in logs().values() for line in data.split(b"\n") if b"throughput:" in line and b"Running:" in line
+    )
+    recognised = sum(len(log.stats) for log, _ in parsed().values())
+    strange = sum(evidence.unrecognised_lines for _, evidence in parsed().values())
     assert len(logs()) >= 80
     assert (recognised, strange) == (printed, 0)
     assert printed > 16_000
