@@ -110,7 +110,7 @@ mutated = st.lists(
 
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.__name__)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.one_of(mutated, st.binary(max_size=300)))
 def test_never_raises(parser: Callable[[bytes], None], data: bytes) -> None:
     parser(data)
