@@ -31,6 +31,8 @@ MAX_EVENT_BYTES = 8 << 20
 SUB_WINDOWS = 20
 ITL_STEP = 1.02  # bins of the inter-chunk histogram grow by 2 %: a percentile read from it is within 1 %
 TICK_S = 0.02
+KEPT_ANSWERS = 16  # answers whose text is kept and looked at after the run
+MIN_PIECES = 16  # of text, that an answer must have for a statement about repetition
 
 # ----------------------------------------------------------------------------------------------------------- prompts
 
@@ -185,6 +187,7 @@ class Response:
         "failure",
         "finished",
         "keep_alive",
+        "kept",
         "last",
         "left",
         "other",
@@ -203,6 +206,7 @@ class Response:
         self.left = 0
         self.times, self.counts, self.other, self.other_times, self.other_dropped = [], [], [], [], 0
         self.done = self.finished = False
+        self.kept = None  # the body, for the few answers whose text is looked at afterwards
         self.failure, self.detail = None, ""
 
     def fail(self, failure, detail=""):
@@ -375,6 +379,8 @@ class Response:
                 return
 
     def _sse(self, data, now):
+        if self.kept is not None:
+            self.kept.append(data)
         if self.tail:
             data = self.tail + data
             self.tail = b""
@@ -495,6 +501,33 @@ class StampedResponse(Response):
         Response._sse(self, data, now)
 
 
+def pieces_of(body):
+    """The text of each event of a kept body, in order: about one token each."""
+    pieces = []
+    for event in body.replace(b"\r", b"").split(b"\n\n"):
+        try:
+            choice = json.loads(event[5:].decode("utf-8"))["choices"][0]
+            piece = choice.get("text") or (choice.get("delta") or {}).get("content")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            continue  # [DONE], usage, an event that holds no text
+        if isinstance(piece, str) and piece:
+            pieces.append(piece)
+    return pieces
+
+
+def repeat_share(pieces):
+    """How often the piece that followed the last three where they were seen before in the same answer comes again: what
+    drafting from the answer's own text could get right. None for an answer too short to tell."""
+    if len(pieces) < MIN_PIECES:
+        return None
+    followed, right = {}, 0
+    for at in range(3, len(pieces)):
+        head = tuple(pieces[at - 3 : at])
+        right += followed.get(head) == pieces[at]
+        followed[head] = pieces[at]
+    return right / float(len(pieces) - 3)
+
+
 def _count(value):
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
@@ -525,6 +558,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, request):
         self.request, self.response = request, self.generator.reader(self.generator.dialect)
+        self.response.kept = self.generator.kept_body(request)
         message = self.generator.message(request)
         self.heard = request.sent = time.monotonic()
         self.transport.write(message)
@@ -606,6 +640,7 @@ class Generator:
         )
         self.connections, self.idle, self.backlog = [], [], []
         self.records, self.series, self.states, self.examples = [], [], [], {}
+        self.kept, self.granted = [], 0
         self.errors, self.errors_window, self.itl = {}, {}, {}
         self.tokens = [0.0] * SUB_WINDOWS
         self.arrivals = [0] * SUB_WINDOWS
@@ -784,6 +819,8 @@ class Generator:
         prompt, output, cached = response.usage() if response.failure is None else (None, None, None)
         if response.failure is None and not response.counts and not output:
             response.fail("bad_sse", "a stream without any text or usage")
+        if response.kept and response.failure is None:
+            self.kept.append(b"".join(response.kept))
         inside = self.window_from and now < self.window_to
         if response.failure is not None:
             self._failure(response, inside)
@@ -802,6 +839,13 @@ class Generator:
         self._account(request, response, now, prompt, output, cached)
         if response.failure is None:
             self._next(connection)
+
+    def kept_body(self, request):
+        """A list for the body of one of the first full-length answers; None for all others."""
+        if self.api == "generate" or request.first_wave or self.granted >= KEPT_ANSWERS:
+            return None
+        self.granted += 1
+        return []
 
     def _failure(self, response, inside):
         self.errors[response.failure] = self.errors.get(response.failure, 0) + 1
@@ -996,6 +1040,7 @@ class Generator:
         tokens = [t + a * (per_chunk or 1.0) for t, a in zip(self.tokens, self.arrivals)]
         lags, delays = sorted(self.lags), sorted(self.dialect.delays)
         passed = self.ended - w0 if w0 else 0.0
+        repeats = [share for share in map(repeat_share, map(pieces_of, self.kept)) if share is not None]
         out = {
             "t": "summary",
             "version": VERSION,
@@ -1014,6 +1059,7 @@ class Generator:
             "tokens_estimated": round(sum(self.arrivals) * (per_chunk or 1.0), 2),
             "tokens_per_chunk": per_chunk,
             "chunks_total": self.dialect.texts,
+            "repeat_share": round(sum(repeats) / len(repeats), 4) if repeats else None,
             "usage_missing": self.usage_missing,
             "finished_ok": self.finished_ok,
             "sent": self.sent,

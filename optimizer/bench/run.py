@@ -200,6 +200,8 @@ class _Point:
         metrics["requests_per_s"] = len(self.ended) / self.window_s
         if asked:
             metrics["error_rate"] = self.failed / asked
+        if self.summary.get("repeat_share") is not None:
+            metrics["output_repeat_share"] = float(self.summary["repeat_share"])
         mean = steady.window_mean(windows)
         if mean is not None:
             metrics["output_tokens_per_s_rel_se"] = mean.relative_se
@@ -398,6 +400,7 @@ def facts(point: LoadPoint, workload: Workload | None = None, source: str = "ben
     for name, (value, unit) in plain.items():
         if value is not None:
             found.append(Fact(name=name, value=value, unit=unit, source=source))
+    add("client.output_repeat_share", metrics.get("output_repeat_share"), "ratio")
     found.append(Fact(name="client.sampling", value="greedy", unit="none", source=source))
     found.append(Fact(name="client.prompt_source", value="random", unit="none", source=source))
     return tuple(found)

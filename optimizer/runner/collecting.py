@@ -56,7 +56,7 @@ async def endpoint_files(box: Box, adapter: Engine, port: int) -> dict[str, byte
 
 def bench_rows(points: Iterable[Any]) -> list[Mapping[str, Any]]:
     """Load points in the shape of a bundle's ``bench.json``."""
-    rows = []
+    rows: list[Mapping[str, Any]] = []
     for point in points:
         metrics = point.metrics
         requests = max(1, point.requests_ok)
@@ -71,5 +71,6 @@ def bench_rows(points: Iterable[Any]) -> list[Mapping[str, Any]]:
             "ttft_p50_ms": metrics.get("ttft_p50_ms"),
             "ttft_p99_ms": metrics.get("ttft_p99_ms", metrics.get("ttft_p95_ms")),
             "tpot_p50_ms": metrics.get("tpot_p50_ms"),
+            "repeat_share": metrics.get("output_repeat_share"),
         })  # fmt: skip
     return rows
