@@ -1,0 +1,264 @@
+"""Real SGLang and vLLM on this machine's CPU, and the command line tool as a person uses it: its own process, its own home,
+nothing replaced. Everything that a test starts is ended by it, and what the tool leaves behind is looked for in ``/proc``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+READY_S = 240.0
+STUDY_S = 900.0
+ENGINES = ("vllm", "sglang")
+
+# Short enough for a study of minutes on two cores, long enough for effects of a factor two: the slowest server here needs
+# about ten seconds until a full wave of requests has passed through it.
+WORKLOAD: dict[str, Any] = {
+    "vocabulary": "ascii", "concurrency": 16, "prompt_tokens": 128, "output_tokens": 48, "warmup_min_s": 3, "warmup_max_s": 15,
+    "window_s": 16, "side_levels": [], "confirm_window_s": 20,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A server's command line and the environment that it needs beside the login's."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    port: int
+    model: str
+
+    def file(self, folder: Path) -> Path:
+        path = folder / "launch.json"
+        path.write_text(json.dumps({"argv": list(self.argv), "env": dict(self.env)}), encoding="utf-8")
+        return path
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What ``make engines`` installed."""
+
+    folder: Path
+
+    def vllm(self, *extra: str, model: str = "model") -> Launch:
+        port, served = free_port(), str(self.folder / model)
+        argv = (str(self.folder / "vllm/bin/python"), "-m", "vllm.entrypoints.openai.api_server", "--model", served, "--enforce-eager",
+                "--distributed-executor-backend", "uni", "--host", "127.0.0.1", "--port", str(port), *extra)  # fmt: skip
+        env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+               "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # fmt: skip
+        return Launch(argv, env, port, served)
+
+    def sglang(self, *extra: str, model: str = "model") -> Launch:
+        port, served = free_port(), str(self.folder / model)
+        argv = (str(self.folder / "sglang/bin/python"), "-m", "sglang.launch_server", "--model-path", served, "--device", "cpu",
+                "--attention-backend", "torch_native", "--max-total-tokens", "16384", "--enable-metrics", "--host", "127.0.0.1",
+                "--port", str(port), *extra)  # fmt: skip
+        shims = self.folder / "shims"
+        env = {"HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1",
+               "PYTHONPATH": str(shims if shims.is_dir() else REPOSITORY / "scripts/engines/shims")}  # fmt: skip
+        return Launch(argv, env, port, served)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def engines() -> Engines:
+    """Fails where they were promised (OPTIMIZER_ENGINES) and are missing; skips where nobody promised them."""
+    promised = os.environ.get("OPTIMIZER_ENGINES")
+    folder = Path(promised).resolve() if promised else REPOSITORY / ".engines"
+    missing = [name for name in ENGINES if not (folder / name / "bin/python").exists()]
+    missing += [name for name in ("model", "model-cycle") if not (folder / name / "config.json").exists()]
+    if missing and promised:
+        pytest.fail(f"OPTIMIZER_ENGINES={promised} holds no {', '.join(missing)}: run `make engines`.")
+    if missing:
+        pytest.skip(f"no {', '.join(missing)} in {folder}: run `make engines`")
+    return Engines(folder)
+
+
+@dataclass
+class Done:
+    """How a command of the tool ended."""
+
+    exit: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self.out)
+        except ValueError:
+            raise AssertionError(f"exit {self.exit}, no JSON on stdout: {self.out[-2000:]!r}\n{self.err[-6000:]}") from None
+        return found
+
+
+@dataclass
+class Tool:
+    """``optimize`` in a home and a folder of its own."""
+
+    home: Path
+    knowledge: Path = REPOSITORY
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def runs(self) -> Path:
+        return self.home / "runs"
+
+    @property
+    def env(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPTIMIZE", "PYTEST"))}
+        return {**kept, "HOME": str(self.home)}
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "optimizer", "--runs", str(self.runs), "--knowledge", str(self.knowledge), *words]
+
+    def start(self, *words: str, name: str = "tool") -> subprocess.Popen[str]:
+        """Runs it in the background; its two streams go into files of the home."""
+        with (self.home / f"{name}.out").open("w") as out, (self.home / f"{name}.err").open("w") as err:
+            process = subprocess.Popen(self.command(*words), env=self.env, cwd=self.home, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                       text=True, start_new_session=True)  # fmt: skip
+        self.running.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[str], timeout_s: float = STUDY_S, name: str = "tool") -> Done:
+        code = process.wait(timeout_s)
+        return Done(code, (self.home / f"{name}.out").read_text(), (self.home / f"{name}.err").read_text())
+
+    def __call__(self, *words: str, timeout_s: float = STUDY_S) -> Done:
+        return self.finish(self.start(*words), timeout_s)
+
+    def study(self, name: str, target: str, *words: str, **load: Any) -> list[str]:
+        """The words of a `run` under the workload of these tests. ``load``: what differs in it."""
+        workload = self.home / "workload.json"
+        workload.write_text(json.dumps({**WORKLOAD, **load}), encoding="utf-8")
+        return ["run", "--host", "localhost", "--study", name, "--target", target, "--workload", str(workload), "--yes", "--json", *words]
+
+    def run(self, name: str, target: str, *words: str, **load: Any) -> Done:
+        return self(*self.study(name, target, *words, **load))
+
+    def entries(self, study: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self("journal", study, "--json").json["entries"]
+        return found
+
+    def marked(self) -> dict[int, str]:
+        """Live processes that this home's studies started: pid -> launch id."""
+        root = f"OPTIMIZER_ROOT={self.home}/.optimizer".encode()
+        found: dict[int, str] = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                with contextlib.suppress(OSError):
+                    pairs = (folder / "environ").read_bytes().split(b"\0")
+                    if root in pairs:
+                        launch = [pair.split(b"=", 1)[1].decode() for pair in pairs if pair.startswith(b"OPTIMIZER_LAUNCH_ID=")]
+                        found[int(folder.name)] = launch[0] if launch else ""
+        return found
+
+    def close(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        end = time.monotonic() + 20
+        while (left := self.marked()) and time.monotonic() < end:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Iterator[Tool]:
+    home = tmp_path / "home"
+    home.mkdir()
+    made = Tool(home)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[Launch], Launch]]:
+    """Starts a user's own server, with its log in a file, and waits until it answers. What listens on its port at the end,
+    whoever brought it there, is ended too."""
+    started: list[tuple[subprocess.Popen[bytes], Launch]] = []
+
+    def start(launch: Launch) -> Launch:
+        with (tmp_path / f"server-{len(started)}.log").open("wb") as log:
+            process = subprocess.Popen(launch.argv, env={**os.environ, **launch.env}, stdin=subprocess.DEVNULL, stdout=log,
+                                       stderr=subprocess.STDOUT, start_new_session=True, cwd=tmp_path)  # fmt: skip
+        started.append((process, launch))
+        end = time.monotonic() + READY_S
+        while not answers(launch):
+            assert process.poll() is None, (tmp_path / f"server-{len(started) - 1}.log").read_text()[-3000:]
+            assert time.monotonic() < end, f"not ready in {READY_S:.0f} s"
+            time.sleep(1)
+        return launch
+
+    yield start
+    for process, launch in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pid in owners(launch.port):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(os.getpgid(pid), signal.SIGKILL)
+
+
+def answers(launch: Launch) -> bool:
+    """Healthy, and it generates under the name that its users know."""
+    base = f"http://127.0.0.1:{launch.port}"
+    body = json.dumps({"model": launch.model, "prompt": "abc", "max_tokens": 2}).encode()
+    request = urllib.request.Request(f"{base}/v1/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(f"{base}/health", timeout=20):
+            pass
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return bool(json.load(answer)["choices"])
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def owners(port: int) -> set[int]:
+    """Processes that listen on a port of this machine."""
+    inodes = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+            inodes.add(f"socket:[{words[9]}]")
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                for handle in (folder / "fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        if str(handle.readlink()) in inodes:
+                            found.add(int(folder.name))
+    return found
+
+
+def argv_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {timeout_s:.0f} s"
+        time.sleep(0.3)
