@@ -204,6 +204,8 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.peer = "127.0.0.1:0"
         self.busy = False
+        self.served = 0
+        self.prompt: bool | None = None  # does this client send its next request as soon as it has an answer?
         self.close_after = False
         self.stream: Stream | None = None
         self.report: Callable[[Connection, int], None] | None = None

@@ -30,8 +30,12 @@ WARNING = (
     "/opt/venv/lib/python3.12/site-packages/sglang/launch_server.py:54: UserWarning: 'python -m sglang.launch_server' is still "
     "supported, but 'sglang serve' is the recommended entrypoint.\n  Example: sglang serve --model-path <model> [options]\n  warnings.warn(\n"
 )
-HOLD_S = 0.008  # real seconds that the virtual clock waits for the clients of finished requests
-MAX_LAG_S = 1.0  # real seconds of backlog that are caught up after a stall; the rest is lost time
+# Real seconds that the virtual clock waits for the next request of a client whose request finished: long for one that
+# answered at once before (a starved load generator costs nothing then), short for an unknown one, none for one that did not.
+HOLD_KNOWN_S, HOLD_NEW_S = 0.05, 0.008
+# Real seconds of backlog that are caught up after a stall; the rest is lost time. Catching up within a window after lagging
+# before it reads as a higher rate, so this stays small against the shortest window.
+MAX_LAG_S = 0.2
 STATE_EVERY_S = 0.25
 
 
@@ -89,8 +93,8 @@ class _Server:
         self.ready = self.stopping = False
         self.connections: set[Connection] = set()
         self.dirty: dict[int, Stream] = {}
-        self.expected = 0
-        self.hold_until = 0.0
+        self.awaited: dict[Connection, float] = {}  # until when (real clock) the clock waits for it
+        self.strangers: list[float] = []  # the same for clients that close their connection
         self.ticking = False
         self.used_gib = 0.4
         self._base_wall, self._base_virtual = time.monotonic(), 0.0
@@ -202,11 +206,15 @@ class _Server:
             target = self.scheduler.now_s + MAX_LAG_S * self.scale
         return target
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: Request, connection: Connection | None = None) -> None:
         """A request enters at the virtual moment at which its client could send it: for an answer to a finished request
         that is the moment of the finish, because the real turn-around would count ``time_scale`` times."""
-        if self.expected > 0:
-            self.expected -= 1
+        if connection is not None and connection in self.awaited:
+            del self.awaited[connection]
+            connection.prompt = True
+            request.arrival_s = self.scheduler.now_s
+        elif connection is not None and connection.served == 0 and self.strangers:
+            self.strangers.pop()
             request.arrival_s = self.scheduler.now_s
         else:
             request.arrival_s = self._target()
@@ -217,28 +225,41 @@ class _Server:
             self.ticking = True
             self._loop.call_soon(self._tick)
 
+    def _wait_for(self, connection: Connection, now: float) -> None:
+        connection.served += 1
+        if connection.close_after:
+            self.strangers.append(now + HOLD_NEW_S)
+        elif connection.prompt is not False and connection.transport is not None:
+            self.awaited[connection] = now + (HOLD_KNOWN_S if connection.prompt else HOLD_NEW_S)
+
+    def _holding(self, now: float) -> bool:
+        for connection in [c for c, until in self.awaited.items() if now >= until or c.transport is None]:
+            connection.prompt = False
+            del self.awaited[connection]
+        self.strangers = [until for until in self.strangers if now < until]
+        return bool(self.awaited or self.strangers)
+
     def _tick(self) -> None:
         target = self._target()
         now = time.monotonic()
-        if self.expected <= 0 or now >= self.hold_until:
-            self.expected = 0
-            finished_before = self.telemetry.requests
-            if self.scheduler.advance(target):
-                self.expected = self.telemetry.requests - finished_before
-                self.hold_until = now + HOLD_S
+        if not self._holding(now):
+            self.scheduler.advance(target)
         if self.dirty:
             streams, self.dirty = self.dirty, {}
             for stream in streams.values():
+                if stream.done:
+                    self._wait_for(stream.connection, now)
                 stream.flush()
         self.log.flush()
         if now - self._state_wall > STATE_EVERY_S:
             self._report_state(now)
-        if self.scheduler.idle and self.expected <= 0:
+        holding = bool(self.awaited or self.strangers)
+        if self.scheduler.idle and not holding:
             self.ticking = False
             self._report_state(now)
             return
         running = len(self.scheduler.running)
-        pause = 0.001 if self.expected else 0.002 if running <= 4 else 0.003 if running <= 16 else 0.004
+        pause = 0.001 if holding else 0.002 if running <= 4 else 0.003 if running <= 16 else 0.004
         self._loop.call_later(pause, self._tick)
 
     def _report_state(self, now: float) -> None:
@@ -418,7 +439,7 @@ class _Server:
         request = Request(tokens, limit, 0.0, blocks=blocks, sink=self._sink, tag=stream, stop_after=stop_after)
         stream.request = request
         connection.stream = stream
-        self._submit(request)
+        self._submit(request, connection)
 
     def _sink(self, request: Request, tokens: int, finished: bool) -> None:
         stream: Stream = request.tag
