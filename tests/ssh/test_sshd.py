@@ -191,7 +191,7 @@ async def test_guard_outlives_the_link_and_restores_the_original(sshd: Sshd, con
         while await box.port_free(free_port):
             await asyncio.sleep(0.02)
         (seen,) = [one for one in (await box.find_servers(free_port)).servers if one.pid == original.pid]
-        await box.secure("s1", seen, minutes=1.5 / 60, poll_s=0.1)
+        await box.secure("s1", seen, minutes=5 / 60, poll_s=0.1)
         await box.stop_original("s1", seen, term_s=2)
         original.wait(5)
         launched = await box.launch("s1", "1", [*LISTENER, str(free_port)], port=free_port, base="guard")

@@ -75,9 +75,9 @@ async def test_silent_coordinator_loses_the_box_and_the_original_is_back(
     box: Box, home: Path, original: Original
 ) -> None:
     seen = await original.find(box)
-    guard = await box.secure("s1", seen, minutes=3 / 60, **QUICK)
+    guard = await box.secure("s1", seen, minutes=4 / 60, **QUICK)
     assert guard.original is not None and guard.original.pid == seen.pid
-    assert (await box.secure("s1", seen, minutes=3 / 60, **QUICK)).pid == guard.pid  # armed once
+    assert (await box.secure("s1", seen, minutes=4 / 60, **QUICK)).pid == guard.pid  # armed once
     await box.heartbeat("s1", 1)
     stopped = await box.stop_original("s1", seen, term_s=2)
     assert seen.pid in stopped.stopped and not stopped.remaining and original.process.wait(5)

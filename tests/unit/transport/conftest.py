@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ class Server:
         self.key_file.chmod(0o600)
         self.port = 0
         self._acceptor: asyncssh.SSHAcceptor | None = None
+        self._children: list[asyncio.subprocess.Process] = []
 
     async def start(self, port: int = 0) -> None:
         outer = self
@@ -62,8 +64,10 @@ class Server:
         child = await asyncio.create_subprocess_exec(
             *self.shell, process.command or "", env=env, cwd=self.home,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )  # fmt: skip
         assert child.stdin and child.stdout and child.stderr
+        self._children.append(child)
 
         async def feed() -> None:
             with contextlib.suppress(OSError, asyncssh.Error):
@@ -90,6 +94,11 @@ class Server:
         if self._acceptor is not None:
             self._acceptor.close()
             await self._acceptor.wait_closed()
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            await child.wait()
+            child._transport.close()  # type: ignore[attr-defined]  # its pipes, before the loop is closed
 
     def drop(self) -> None:
         """As a network that fails: no goodbye."""
