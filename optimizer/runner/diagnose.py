@@ -30,6 +30,8 @@ from optimizer.runner.phrases import action_sentence
 # Policy constants, justified on the cases as a whole: +3 db are odds of 2:1, and the next best must be half as likely.
 LEAD_DB = 3.0
 DIAGNOSED_DB = 3.0
+# End to end within the noise between runs.
+NOTHING_TO_GAIN = (0.98, 1.02)
 # Below this nothing is suspected at all: odds of 1:2 against the best idea.
 SUSPECT_DB = -3.0
 
@@ -210,9 +212,9 @@ def _lines(hits: Iterable[Hit]) -> tuple[EvidenceLine, ...]:
     return tuple(found.values())
 
 
-def _predicted(book: Playbook, target: Inputs | None) -> Predicted | None:
-    if book.predicts is None:
-        return None
+def _predicted(book: Playbook, target: Inputs | None) -> Predicted:
+    if book.predicts is None:  # curing it changes what is known, not how fast the server is
+        return Predicted(metric="output_tokens_per_s", ratio=NOTHING_TO_GAIN)
     ratio = None
     if book.predicts.computed is not None and target is not None:
         ratio = computed_ratio(book.predicts.computed, target)
@@ -260,10 +262,7 @@ def _next_observation(reason: Reason, scored: Sequence[Scored], library: Library
     if reason == "load_limited":
         return "The server serves all that is offered. Raise the offered load until requests wait, and look again."
     if _failed_start(look.facts):
-        outcome = look.facts.value("startup.outcome")
-        return (
-            f"The server never became ready ({outcome}): correct what its last lines name, start again, and look again."
-        )
+        return _after_a_failed_start(look.facts)
     costs = {test.name: test.cost or "run" for test in library.vocabulary.tests}
     order = {"none": 0, "run": 1, "relaunch": 2, "host": 3}
     ranked = [item for item in scored if item.supporting][:3] or list(scored[:1])
@@ -278,6 +277,14 @@ def _next_observation(reason: Reason, scored: Sequence[Scored], library: Library
     book = library.by_id[cause]
     cost = {"none": "no load needed", "run": "no relaunch", "relaunch": "one relaunch", "host": "a change of the host"}
     return f"{book.discriminating_test} ({name}, {cost.get(costs.get(name, 'run'), 'no relaunch')}; it decides {cause})"
+
+
+def _after_a_failed_start(facts: Evidence) -> str:
+    outcome, message = facts.value("startup.outcome"), facts.value("startup.message")
+    said = f": {message.strip()[:200]}" if isinstance(message, str) and message.strip() else ""
+    if outcome == "timeout":
+        return f"The server was stopped before it was ready ({outcome}){said} Allow it more time and look again."
+    return f"The server never became ready ({outcome}){said} Correct that, start again, and look again."
 
 
 def _seen(fact: Fact, library: Library) -> SeenFact:

@@ -11,7 +11,7 @@ from optimizer.evidence.bundle import Bundle, bundle_from_case, read_bundle
 # Facts that name the machine, the build or its whole configuration are not shared by another launch.
 IDENTITY = ("engine.", "settings.", "startup.message", "startup.cause", "startup.last_stage")
 # What a CPU launch says of graphs and GPUs no GPU launch would say.
-DEVICE_BOUND = ("graphs.", "gpu.", "topology.", "allreduce.", "nccl.", "kernel.", "memory.")
+DEVICE_BOUND = ("graphs.", "gpu.", "topology.", "allreduce.", "nccl.", "kernel.", "memory.", "decode.graph")
 HEALTHY = {
     ("sglang", 1): "sglang-0.5.12-h200/tp1-7b-graph32-b",
     ("sglang", 2): "sglang-0.5.12-h200/tp2-27b-graph32",
