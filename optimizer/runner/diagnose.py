@@ -281,10 +281,10 @@ def _next_observation(reason: Reason, scored: Sequence[Scored], library: Library
 
 def _after_a_failed_start(facts: Evidence) -> str:
     outcome, message = facts.value("startup.outcome"), facts.value("startup.message")
-    said = f": {message.strip()[:200]}" if isinstance(message, str) and message.strip() else ""
+    said = f": {message.strip()[:200].rstrip(chr(46))}" if isinstance(message, str) and message.strip() else ""
     if outcome == "timeout":
-        return f"The server was stopped before it was ready ({outcome}){said} Allow it more time and look again."
-    return f"The server never became ready ({outcome}){said} Correct that, start again, and look again."
+        return f"The server was stopped before it was ready ({outcome}){said}. Allow it more time, and look again."
+    return f"The server never became ready ({outcome}){said}. Correct that, start again, and look again."
 
 
 def _seen(fact: Fact, library: Library) -> SeenFact:
