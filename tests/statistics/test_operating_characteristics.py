@@ -51,7 +51,8 @@ def test_s2_thorough_finds_small_effects() -> None:
 
 @pytest.mark.parametrize("sd", [0.01, 0.02, 0.03, 0.05])
 def test_s2_an_idea_without_effect_is_cheap(sd: float) -> None:
-    assert many_tests(1.0, normal(sd), POLICY, 1000, seed=14).mean_launches <= 3
+    """The truth at 5 % is 2.93 (docs/statistics.md), so that cell needs many runs to tell it from the gate."""
+    assert many_tests(1.0, normal(sd), POLICY, 8000 if sd == 0.05 else 1000, seed=14).mean_launches <= 3
 
 
 @pytest.mark.parametrize("edge", [1.03, 1.05, 1.10, 1.20])
