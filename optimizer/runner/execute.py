@@ -58,6 +58,7 @@ class LiveExecutor:
         self.progress = progress or (lambda text: None)
         self.guard_lost: Callable[[str], None] = lambda why: None
         self._heart: asyncio.Task[None] | None = None
+        self._rejoin_epoch: int | None = None  # a box that a dead predecessor secured, not yet ours again
 
     # ---- a resumed process learns what its predecessor knew -------------------------------------------------------
 
@@ -73,6 +74,8 @@ class LiveExecutor:
                 if entry.body["step"] == "observe":
                     files = {name: blob(sha) for name, sha in entry.body.get("blobs", {}).items()}
                     self.session.adopt(body, files)
+                elif entry.body["step"] == "secure":
+                    self._rejoin_epoch = int(body["epoch"]) if body.get("armed") else None
                 elif entry.body["step"] == "await_ready":
                     self.session.ready_s[str(body.get("launch"))] = float(body.get("ready_s", 0.0))
 
@@ -97,6 +100,7 @@ class LiveExecutor:
     async def _timed(self, step: Step, work: Callable[[Step], Any]) -> Effect:
         began = time.monotonic()
         try:
+            await self._rejoin()
             effect: Effect = await work(step)
         except LinkLost as lost:
             effect = Effect(Unknown(reason=lost.message))
@@ -110,6 +114,20 @@ class LiveExecutor:
         took = round((time.monotonic() - began) * scale, 3)
         outcome: Outcome = effect.outcome.model_copy(update={"duration_s": took})
         return Effect(outcome, effect.blobs)
+
+    async def _rejoin(self) -> None:
+        """Before a resumed study touches a secured box: take the lock over from the dead process, and let the guard hear
+        from us again. Raises GuardFired where it was silent for too long."""
+        if self._rejoin_epoch is None:
+            return
+        study = self.spec.study
+        await self.box.lock(study)
+        status = await self.box.guard_status(study)
+        if status.fired is not None:
+            self._rejoin_epoch = None
+            raise GuardFired("The guard on the box has fired while nobody drove this study: it restored the original server.")
+        self.box.epoch, self._rejoin_epoch = self._rejoin_epoch, None
+        self._heartbeat()
 
     async def _execute(self, step: Step) -> Effect:
         match step:
