@@ -141,7 +141,7 @@ def test_k26_needs_graphs_the_cap_and_the_protocol() -> None:
     capped, best = k26(32, graph_sizes=sizes(32)), k26(32, graph_sizes=sizes(32), nccl=low_latency)
     assert untuned < graphs / 1.35 and graphs < capped / 1.35
     assert capped < 980 and 1050 < best < 1150
-    assert 1.09 < best / capped < 1.16
+    assert 1.09 < best / capped < 1.18
     assert k26(1, graph_sizes=sizes(32), nccl=low_latency) > 98
     assert k26(32) < 700  # the cap alone: eager
 

@@ -205,6 +205,7 @@ class Connection(asyncio.Protocol):
         self.peer = "127.0.0.1:0"
         self.busy = False
         self.served = 0
+        self.answered = 0.0
         self.prompt: bool | None = None  # does this client send its next request as soon as it has an answer?
         self.close_after = False
         self.stream: Stream | None = None

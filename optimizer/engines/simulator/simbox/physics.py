@@ -193,7 +193,12 @@ class Physics:
         )
         busy *= float(self.box.get("kernel", {}).get("prefill_factor", 1.0)) * options.kernel_factor
         busy += self.all_reduce_ms(tokens)
-        floor = self.shape.layers * float(speed["eager_us_per_layer"]) / 1000.0
+        floor = (
+            self.shape.layers
+            * float(speed["eager_us_per_layer"])
+            / 1000.0
+            * float(speed.get("prefill_eager_factor", 1.0))
+        )
         if self.prefill_graphed(tokens):
             floor *= float(speed.get("prefill_graph_factor", 0.7))
         step = max(floor, busy + 0.2 * floor)

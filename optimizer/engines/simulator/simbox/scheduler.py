@@ -378,9 +378,15 @@ class Scheduler:
 
 
 def closed_loop(
-    scheduler: Scheduler, concurrency: int, requests: int, prompt_tokens: int, output_tokens: int
+    scheduler: Scheduler,
+    concurrency: int,
+    requests: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    staggered: bool = False,
 ) -> dict[str, float]:
-    """A closed-loop client in virtual time: what a benchmark of a few requests would have read off this server."""
+    """A closed-loop client in virtual time: what a benchmark of a few requests would have read off this server.
+    ``staggered``: the first requests are of different lengths, so that later ones do not finish together."""
     done: list[Request] = []
     left = requests
     start = scheduler.now_s
@@ -388,7 +394,11 @@ def closed_loop(
     def send() -> None:
         nonlocal left
         left -= 1
-        scheduler.submit(Request(prompt_tokens, output_tokens, scheduler.now_s, sink=sink))
+        sent = requests - left
+        length = output_tokens
+        if staggered and sent < concurrency:
+            length = max(1, output_tokens * sent // concurrency)
+        scheduler.submit(Request(prompt_tokens, length, scheduler.now_s, sink=sink))
 
     def sink(request: Request, _tokens: int, finished: bool) -> None:
         if finished:

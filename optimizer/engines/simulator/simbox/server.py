@@ -209,9 +209,10 @@ class _Server:
     def _submit(self, request: Request, connection: Connection | None = None) -> None:
         """A request enters at the virtual moment at which its client could send it: for an answer to a finished request
         that is the moment of the finish, because the real turn-around would count ``time_scale`` times."""
+        if connection is not None and connection.served:
+            connection.prompt = time.monotonic() - connection.answered < HOLD_KNOWN_S
         if connection is not None and connection in self.awaited:
             del self.awaited[connection]
-            connection.prompt = True
             request.arrival_s = self.scheduler.now_s
         elif connection is not None and connection.served == 0 and self.strangers:
             self.strangers.pop()
@@ -227,6 +228,7 @@ class _Server:
 
     def _wait_for(self, connection: Connection, now: float) -> None:
         connection.served += 1
+        connection.answered = now
         if connection.close_after:
             self.strangers.append(now + HOLD_NEW_S)
         elif connection.prompt is not False and connection.transport is not None:
@@ -234,7 +236,6 @@ class _Server:
 
     def _holding(self, now: float) -> bool:
         for connection in [c for c, until in self.awaited.items() if now >= until or c.transport is None]:
-            connection.prompt = False
             del self.awaited[connection]
         self.strangers = [until for until in self.strangers if now < until]
         return bool(self.awaited or self.strangers)
