@@ -2,6 +2,7 @@
 ``base.py``."""
 
 import re
+from collections.abc import Mapping
 
 _SHARED = (
     r"NCCL_\w+", r"RCCL_\w+", r"UCX_\w+", r"NVSHMEM_\w+", r"NIXL_\w+", r"MC_\w+",
@@ -17,3 +18,15 @@ def settings_pattern(*prefixes: str) -> re.Pattern[str]:
     prefixes."""
     names = (*_SHARED, *(prefix + r"\w+" for prefix in prefixes))
     return re.compile("^(?:" + "|".join(names) + ")$")
+
+
+# Not settings, but a program does not find its libraries, its modules or its model without them.
+_SURROUNDINGS = re.compile(
+    r"^(?:PATH|LD_LIBRARY_PATH|LIBRARY_PATH|PYTHONPATH|PYTHONHOME|VIRTUAL_ENV|CONDA_PREFIX|XDG_CACHE_HOME"
+    r"|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|HF_ENDPOINT|TRANSFORMERS_CACHE|TRANSFORMERS_OFFLINE|HUGGINGFACE_HUB_CACHE)$"
+)
+
+
+def surroundings(env: Mapping[str, str]) -> dict[str, str]:
+    """What a second start of a running server's program needs of its environment beside the settings; no secrets."""
+    return {name: env[name] for name in sorted(env) if _SURROUNDINGS.match(name)}

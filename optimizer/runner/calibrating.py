@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 from optimizer.bench.calibrate import LOADGEN, NULLSERVER, best, calibration_job, judge, null_server_arguments
 from optimizer.box.box import Box
@@ -28,7 +29,8 @@ async def calibrate(box: Box, launch_id: str, *, chunks_per_s: float, concurrenc
         box.run_job(NULLSERVER.read_bytes(), b"", f"{launch_id}-server", 60.0, on_first, args=null_server_arguments(chunks_per_s, concurrency))
     )
     try:
-        done, _ = await asyncio.wait({server, port}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        waiting: set[asyncio.Future[Any]] = {server, port}
+        done, _ = await asyncio.wait(waiting, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         if port not in done:
             said = server.result().stderr.decode("utf-8", "replace")[-300:] if server in done else "it said nothing in time"
             return Effect(Failed(cause="client_bound", message=f"The null server did not start on the box: {said}"))

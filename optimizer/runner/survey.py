@@ -9,6 +9,7 @@ from typing import Any
 from optimizer.box.box import Box
 from optimizer.box.results import Hello, ServerProcess
 from optimizer.engines.base import Engine
+from optimizer.engines.environment import surroundings
 from optimizer.engines.registry import engine, engine_of, engines
 from optimizer.errors import BoxError, EngineError
 from optimizer.evidence.bundle import bundle_from_files
@@ -129,7 +130,8 @@ async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, Se
                     hint="Run the tool as the user that runs the server, or describe the launch with --launch.")  # fmt: skip
     adapter = _adapter_of(server, spec)
     assert adapter is not None
-    env = adapter.environment_of_interest(server.env)
+    # --help of the same build, and launch.sh, must find what the server finds.
+    env = {**surroundings(server.env), **adapter.environment_of_interest(server.env)}
     return adapter, LaunchSpec(argv=server.argv, env=env, cwd=server.cwd), server
 
 
