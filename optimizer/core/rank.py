@@ -21,11 +21,13 @@ from optimizer.model.settings import Settings
 from optimizer.model.space import Refusal, Space, Trial
 from optimizer.stats.noise import pooled_noise
 
-MIN_PROBABILITY = 0.10  # below about the default prior an idea has nothing going for it
+# A launch costs minutes of an expensive box: below odds of 1:4 an idea has to wait for evidence.
+MIN_PROBABILITY = 0.20
 HAND_OVER_PROBABILITY = 0.5
 MAX_POINTS_OF_SPACE = 4  # proposals for one hypothesis beyond its try_first points
 OPEN = ("open", "stale")
 SHOWN = 16
+SHOWN_PROBABILITY = 0.10
 
 
 def view(state: State, plan: Plan) -> Look:
@@ -77,7 +79,7 @@ def ranked_body(state: State, plan: Plan) -> dict[str, Any]:
     """The ranking for the journal: those that stand out, with what speaks for them, and whether the target is out of reach."""
     look = view(state, plan)
     rows = [_row(state, plan, item, look) for item in scored(state, plan)]
-    shown = [row for row in rows if row["probability"] >= MIN_PROBABILITY or row["status"] != "open"][:SHOWN]
+    shown = [row for row in rows if row["probability"] >= SHOWN_PROBABILITY or row["status"] != "open"][:SHOWN]
     kind, sentence = picture.out_of_reach(state, plan, rows)
     return {"hypotheses": shown, "reach": kind, "out_of_reach": sentence}
 
@@ -136,7 +138,7 @@ def _action(book: Playbook, state: State, look: Look) -> Action | None:
 
 def _ratio(state: State, plan: Plan, book: Playbook) -> tuple[float, float] | None:
     """The predicted ratio for the target metric: computed from this launch's facts where the playbook says so."""
-    if book.predicts is None:
+    if book.predicts is None or book.predicts.metric == "served_share":  # no speed: a hang or a failed start
         return None
     computed = picture.predicted_ratio(state, plan, book)
     low, high = computed if computed is not None else book.predicts.ratio

@@ -12,6 +12,7 @@ from optimizer.core.judge import judge
 from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State, Test, metric_value
 from optimizer.model.measurement import LoadPoint
+from optimizer.model.settings import Settings
 from optimizer.model.verdict import Judgement, Noise
 from optimizer.stats.noise import pooled_noise
 
@@ -63,6 +64,8 @@ def _pair_first(state: State, plan: Plan, test: Test) -> bool:
     """E2: a small predicted effect needs the baseline's pair first; a large one goes ahead with its candidate."""
     launches = [result.ln for result in state.base_arm.results]
     if state.promoted or (len(launches) >= 2 and not economy.needs_third_baseline(launches, closing.policy(state))):
+        return False
+    if closing.over_budget(state, reserve=2):  # the candidate and its confirmation come first
         return False
     if len(state.base_arm.invalid) >= MAX_INVALID or state.failures.get(state.baseline.digest, 0) > MAX_RETRIES:
         return False
@@ -130,7 +133,10 @@ def _flips(state: State, plan: Plan, test: Test) -> Mapping[str, Any] | None:
     if test.settings.digest in state.flips_checked:
         return None
     declared = {param.name: param.flips for space in plan.spaces for param in space.params}
-    found = ledger.flips(baseline.evidence, candidate.evidence, test.settings.changed_from(state.baseline), declared)
+    # Against what the command line really said: a removed flag is a change although neither overlay holds a value for it.
+    before = Settings(values={**state.given, **state.baseline.values})
+    after = Settings(values={**state.given, **test.settings.values})
+    found = ledger.flips(baseline.evidence, candidate.evidence, after.changed_from(before), declared)
     return {"fingerprint": test.settings.digest, "hypothesis": test.hypothesis, "flips": [flip.plain() for flip in found]}
 
 

@@ -161,13 +161,17 @@ def _refused(body: Mapping[str, Any]) -> str:
 
 
 def _flipped(body: Mapping[str, Any]) -> str:
-    if not body["flips"]:
-        return "No start-up fact differs from the baseline's."
-    rows = [
-        f"{flip['fact']} {_short(flip['before'])} -> {_short(flip['after'])}{'' if flip.get('expected') else ' (not expected)'}"
-        for flip in body["flips"]
-    ]
+    shown = [flip for flip in body["flips"] if not flip.get("minor")]
+    if not shown:
+        return "No start-up fact differs from the baseline's beyond book-keeping."
+    rows = [f"{flip['fact']} {_short(flip['before'])} -> {_short(flip['after'])}{_blame(flip)}" for flip in shown]
     return f"Start-up facts that changed with it: {' · '.join(rows)}."
+
+
+def _blame(flip: Mapping[str, Any]) -> str:
+    if not flip.get("blame"):
+        return " (nothing was changed: the box drifted)"
+    return "" if flip.get("expected") else " (towards a fallback)" if flip.get("towards_fallback") else " (not expected)"
 
 
 def _short(value: Any) -> str:

@@ -22,7 +22,7 @@ from optimizer.core.state import State, fold
 from optimizer.errors import JournalError, KnowledgeChanged, UsageError
 from optimizer.journal import Journal
 from optimizer.knowledge.library import Library, library_from_files, load_library
-from optimizer.knowledge.load import find_knowledge
+from optimizer.knowledge.load import find_knowledge, read_files
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.study import Budget, Finish, HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import Target, parse_target
@@ -431,8 +431,8 @@ def lint_knowledge(folder: Path | None) -> dict[str, Any]:
     """Every finding in the knowledge files, with file and line."""
     from optimizer.knowledge.lint import lint
 
-    findings = lint(find_knowledge(folder))
-    lines = [str(finding) for finding in findings]
+    findings = lint(read_files(find_knowledge(folder)))
+    lines = [finding.text for finding in findings]
     errors = sum(1 for finding in findings if finding.level == "error")
     return {"findings": [finding.plain() for finding in findings], "errors": errors,
             "lines": lines or ["No finding: playbooks, spaces and the other knowledge files are consistent."]}  # fmt: skip
