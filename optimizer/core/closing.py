@@ -33,7 +33,10 @@ def policy(state: State) -> JudgePolicy:
     """How much evidence a verdict needs on this kind of box: identical relaunches on a shared CPU differ far more."""
     assert state.spec is not None
     kind: economy.BoxKind = "gpu" if (state.survey or {}).get("gpu_count") else "cpu"
-    return economy.policy_for(kind, thorough=state.spec.thorough)
+    # Launches cannot agree better than the windows of one launch do.
+    first = state.first_arm.results[:1]
+    floor = first[0].points[0].metrics.get("output_tokens_per_s_rel_se", 0.0) if first and first[0].points else 0.0
+    return economy.policy_for(kind, thorough=state.spec.thorough, noise_floor=floor)
 
 
 def launches_left(state: State, reserve: int) -> int:

@@ -29,7 +29,7 @@ from optimizer.model.step import (
 )
 
 MAX_RETRIES = 2  # of a retryable failure of one setting
-MAX_INVALID = 2  # an invalid measurement is repeated once (E11)
+MAX_SPOILT = 2  # launches of the baseline that may give nothing usable
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,13 @@ def _baseline(state: State, plan: Plan) -> Decision | None:
     arm = state.base_arm
     if arm.crashed is not None:
         return _close("unfit", f"The server does not start with its original command line ({arm.crashed}).")
-    if len(arm.invalid) >= MAX_INVALID:
-        return _close("unfit", f"The baseline could not be measured: {arm.invalid[-1]}")
+    if state.spoilt_launches(arm.settings) >= MAX_SPOILT:
+        return _close("unfit", f"The baseline could not be measured: {arm.invalid[-1][1]}")
     if state.failures.get(arm.settings.digest, 0) > MAX_RETRIES and state.last_failure is not None:
         return _close("unfit", f"The baseline could not be measured: {state.last_failure.message}")
-    if state.original_running and not arm.invalid:
+    if closing.over_budget(state, reserve=0) and not state.original_running:
+        return _close("not_met", "The budget was spent before the baseline could be measured.")
+    if state.original_running and sum(1 for launch, _ in arm.invalid if launch == ORIGINAL) < 2:
         return _measure(state, ORIGINAL, "baseline")
     return _bring_up(state, Settings(), "baseline")
 
@@ -186,8 +188,8 @@ def _confirm(state: State, plan: Plan, then: str | None) -> Decision | None:
         if then and verdicts.point_meets_target(state, arm.confirmed.points):
             return _close(then, "The target is met by a fresh launch of the promoted settings.")
         return None
-    if len(arm.invalid) >= MAX_INVALID + 1 or state.failures.get(arm.settings.digest, 0) > MAX_RETRIES or arm.crashed:
-        why = arm.crashed or (arm.invalid[-1] if arm.invalid else state.last_failure.message if state.last_failure else "")
+    if state.spoilt_launches(arm.settings) or state.failures.get(arm.settings.digest, 0) > MAX_RETRIES or arm.crashed:
+        why = arm.crashed or (arm.invalid[-1][1] if arm.invalid else state.last_failure.message if state.last_failure else "")
         return _close("not_met", f"The promoted settings could not be confirmed by a fresh launch: {why}")
     if closing.over_budget(state, reserve=0):
         return None
@@ -236,17 +238,28 @@ def _bring_up(state: State, settings: Settings, purpose: Purpose) -> Decision:
 
 
 def _invalid_on(state: State, launch: str) -> bool:
-    """The last run on this launch was invalid for the first time: it may be repeated once on the same launch."""
+    """The first run on this launch was invalid: it may be repeated once on the same launch (E11)."""
     assert state.server is not None
-    arm = state.arm(state.server.settings)
-    return bool(arm.invalid) and len(arm.invalid) < MAX_INVALID and all(result.launch != launch for result in arm.results)
+    return _invalid_runs(state, launch, state.server.settings) == 1
+
+
+def _invalid_runs(state: State, launch: str, settings: Settings) -> int:
+    arm = state.arm(settings)
+    if any(result.launch == launch for result in arm.results):
+        return 0
+    return sum(1 for known, _ in arm.invalid if known == launch)
 
 
 def _measure(state: State, launch: str, purpose: Purpose) -> Measure:
     assert state.spec is not None
     load = state.spec.workload
     window = load.confirm_window_s if purpose == "confirm" else load.window_s
-    target = Level(concurrency=load.concurrency, warmup_min_s=load.warmup_min_s, warmup_max_s=load.warmup_max_s, window_s=window)
+    settings = Settings() if launch == ORIGINAL or state.server is None else state.server.settings
+    # A run that was not usable is repeated for twice as long: a window costs far less than a launch.
+    patience = 1 + _invalid_runs(state, launch, settings)
+    target = Level(
+        concurrency=load.concurrency, warmup_min_s=load.warmup_min_s, warmup_max_s=load.warmup_max_s * patience, window_s=window * patience
+    )
     sides = tuple(
         Level(concurrency=level, warmup_min_s=load.warmup_min_s / 6, warmup_max_s=load.warmup_min_s / 3, window_s=load.side_window_s)
         for level in load.side_levels

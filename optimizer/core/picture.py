@@ -37,7 +37,7 @@ def shape_of(state: State, evidence: Evidence) -> ModelShape | NoCeiling:
 
 def hardware_of(state: State, plan: Plan) -> HardwareSpec | NoCeiling:
     survey = state.survey or {}
-    return find_hardware(plan.hardware, survey.get("gpu"))
+    return find_hardware(plan.hardware, survey.get("gpu"), survey.get("facts", {}).get("gpu.memory_mib"))
 
 
 def inputs_at(state: State, plan: Plan, arm: ArmState, point: LoadPoint) -> Inputs:

@@ -11,7 +11,7 @@ from optimizer.core import economy, picture
 from optimizer.core.closing import policy
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate
-from optimizer.core.refuse import Ground, dead_in, point_digest, screen
+from optimizer.core.refuse import Ground, dead_in, point_digest, refuse, screen
 from optimizer.core.resolve import resolve_action, resolve_first
 from optimizer.core.score import Scored, probability_of, score
 from optimizer.core.state import Belief, State, Test
@@ -23,6 +23,7 @@ from optimizer.stats.noise import pooled_noise
 
 # A launch costs minutes of an expensive box: below odds of 1:4 an idea has to wait for evidence.
 MIN_PROBABILITY = 0.20
+BUNDLE_PROBABILITY = 0.90  # from here on causes are cured together
 HAND_OVER_PROBABILITY = 0.5
 MAX_POINTS_OF_SPACE = 4  # proposals for one hypothesis beyond its try_first points
 OPEN = ("open", "stale")
@@ -176,11 +177,12 @@ def _distance(state: State) -> float | None:
 
 def choose(state: State, plan: Plan) -> tuple[str, dict[str, Any]] | None:
     """(entry kind, body): the next ``chosen``, or the next ``refused``; None when nothing is worth a launch."""
-    testable = [row for row in state.ranked if row["testable"]]
-    for row in sorted(testable, key=lambda row: (-row["value"], row["id"])):
+    testable = sorted((row for row in state.ranked if row["testable"]), key=lambda row: (-row["value"], row["id"]))
+    for row in testable:
         book = plan.playbook(row["id"])
         if book is not None:
-            return _candidate(state, plan, book, row)
+            kind, body = _candidate(state, plan, book, row)
+            return kind, _bundled(state, plan, body, testable) if kind == "chosen" else body
     for row in state.ranked:
         if row["hand_over"] and row["status"] in OPEN and row["probability"] >= HAND_OVER_PROBABILITY:
             book = plan.playbook(row["id"])
@@ -189,6 +191,30 @@ def choose(state: State, plan: Plan) -> tuple[str, dict[str, Any]] | None:
                 return "refused", {"kind": "hand_over", "hypothesis": book.id, "params": {}, "why": action.text, "source": book.source,
                                    "claim": book.claim}  # fmt: skip
     return None
+
+
+def _bundled(state: State, plan: Plan, body: dict[str, Any], testable: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Causes that the evidence makes all but certain are cured in one launch: a launch is dearer than the attribution, which the
+    start-up facts of each cure still show. If the bundle does not pay off as predicted, each is tested alone."""
+    if state.bundle_failed or body["changes"] is None or body["probability"] < BUNDLE_PROBABILITY:
+        return body
+    changes, companions, ratios = dict(body["changes"]), [], [body["ratio"]]
+    for row in testable:
+        book = plan.playbook(row["id"])
+        if book is None or book.id == body["hypothesis"] or row["probability"] < BUNDLE_PROBABILITY:
+            continue
+        kind, other = _candidate(state, plan, book, row)
+        if kind != "chosen" or other["changes"] is None or set(other["changes"]) & set(changes):
+            continue
+        if refuse({**changes, **other["changes"]}, ground(state, plan), tried=tried_digests(state, ground(state, plan))):
+            continue
+        changes |= other["changes"]
+        companions.append({"hypothesis": book.id, "changes": other["changes"], "claim": book.claim, "ratio": row["ratio"]})
+        ratios.append(row["ratio"])
+    if not companions:
+        return body
+    low, high = max(ratio[0] for ratio in ratios), math.prod(ratio[1] for ratio in ratios)
+    return {**body, "changes": changes, "ratio": [low, high], "bundle": [item["hypothesis"] for item in companions], "companions": companions}
 
 
 def _candidate(state: State, plan: Plan, book: Playbook, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -54,7 +54,7 @@ class ArmState:
 
     settings: Settings
     results: tuple[LaunchResult, ...] = ()
-    invalid: tuple[str, ...] = ()
+    invalid: tuple[tuple[str, str], ...] = ()  # (launch, why) of every run that was not used
     crashed: str | None = None  # cause and message of the crash that made it infeasible
     evidence: Evidence = Evidence()
     evidence_entry: int = 0
@@ -106,6 +106,7 @@ class Test:
     space: str | None = None
     space_params: tuple[str, ...] = ()
     fixed: Mapping[str, Value] = field(default_factory=dict)
+    bundle: tuple[str, ...] = ()  # further hypotheses whose cures are launched together with this one
     look: tuple[int, int] | None = None  # (candidate, baseline) launches of the last judged look
     judgement: Judgement | None = None
 
@@ -153,6 +154,7 @@ class State:
     ranked: tuple[Mapping[str, Any], ...] = ()
     ranked_version: tuple[int, int] = (0, 0)
     belief_version: int = 0
+    bundle_failed: bool = False  # causes are tested one by one from then on
     dead_checked: bool = False
     flips_checked: tuple[str, ...] = ()
     promoted: tuple[Mapping[str, Value], ...] = ()
@@ -178,6 +180,14 @@ class State:
 
     def arm(self, settings: Settings) -> ArmState:
         return self.arms.get(settings.digest) or ArmState(settings=settings)
+
+    def spoilt_launches(self, settings: Settings) -> int:
+        """Launches of a setting that gave nothing usable although their run was repeated (E11)."""
+        arm = self.arm(settings)
+        runs: dict[str, int] = {}
+        for launch, _ in arm.invalid:
+            runs[launch] = runs.get(launch, 0) + 1
+        return sum(1 for launch, count in runs.items() if count >= 2 and all(result.launch != launch for result in arm.results))
 
     @property
     def base_arm(self) -> ArmState:
@@ -329,7 +339,7 @@ def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry
     value = metric_value(measurement.points[0], metric) if measurement.points else None
     if measurement.invalid or value is None:
         why = "; ".join(f"{item.code}: {item.detail}" for item in measurement.invalid) or f"the run gives no {metric}"
-        arm = replace(arm, invalid=(*arm.invalid, why))
+        arm = replace(arm, invalid=(*arm.invalid, (step.launch, why)))
     else:
         result = LaunchResult(step.launch, entry.seq, value, log_value(value, direction), measurement.points)
         if step.purpose == "confirm":
@@ -418,6 +428,7 @@ def _chosen(state: State, entry: Entry) -> State:
             space=body.get("space"),
             space_params=tuple(body.get("space_params", ())),
             fixed=body.get("fixed", {}),
+            bundle=tuple(body.get("bundle", ())),
         ),
     )
 
@@ -448,6 +459,9 @@ def _judged(state: State, entry: Entry) -> State:
 def _settled(status: str) -> Any:
     def handler(state: State, entry: Entry) -> State:
         body = entry.body
+        if body.get("bundle"):
+            # Nobody can tell which of them it was: nothing is held against any, and each is tested alone from here on.
+            return replace(state, bundle_failed=True, belief_version=state.belief_version + 1, test=None)
         hypothesis = body["hypothesis"]
         known = state.beliefs.get(hypothesis, Belief())
         tried = (*known.tried, body["settings_digest"]) if body.get("settings_digest") else known.tried
@@ -461,6 +475,9 @@ def _settled(status: str) -> Any:
 def _promoted(state: State, entry: Entry) -> State:
     body = entry.body
     state = _settled("supported")(state, entry)
+    for companion in body.get("companions", ()):
+        state = replace(state, beliefs=_set(state, companion, status="supported", reason=body["why"], entry=entry.seq,
+                                            tried=(body["settings_digest"],), measured_db=float(body.get("bayes_db", 0.0))))  # fmt: skip
     baseline = Settings(values=body["settings"])
     # What was measured against the old baseline is weak evidence about the new one: half its weight, and open again.
     beliefs = {
@@ -477,6 +494,7 @@ def _promoted(state: State, entry: Entry) -> State:
         ceiling=None,
         reach="none",
         out_of_reach="",
+        bundle_failed=False,
     )
 
 

@@ -16,7 +16,6 @@ from optimizer.model.settings import Settings
 from optimizer.model.verdict import Judgement, Noise
 from optimizer.stats.noise import pooled_noise
 
-MAX_INVALID = 2
 MAX_RETRIES = 2
 ERROR_RATE_GUARD = 0.0
 OUTPUT_LENGTH_TOLERANCE = 0.01
@@ -36,8 +35,8 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
         return conclude(*_settle(state, test, test.judgement))
     if candidate.crashed is not None:
         return conclude("pruned", _body(test, "infeasible", f"It does not run: {candidate.crashed}"), test.entry)
-    if len(candidate.invalid) >= MAX_INVALID:
-        return conclude("deferred", _body(test, "invalid", f"No valid measurement: {candidate.invalid[-1]}"), test.entry)
+    if state.spoilt_launches(test.settings):
+        return conclude("deferred", _body(test, "invalid", f"No valid measurement: {candidate.invalid[-1][1]}"), test.entry)
     if state.failures.get(digest, 0) > MAX_RETRIES and state.last_failure is not None:
         return conclude("deferred", _body(test, "invalid", f"It could not be measured: {state.last_failure.message}"), test.entry)
     if not candidate.results:
@@ -67,9 +66,12 @@ def _pair_first(state: State, plan: Plan, test: Test) -> bool:
         return False
     if closing.over_budget(state, reserve=2):  # the candidate and its confirmation come first
         return False
-    if len(state.base_arm.invalid) >= MAX_INVALID or state.failures.get(state.baseline.digest, 0) > MAX_RETRIES:
+    if state.spoilt_launches(state.baseline) or state.failures.get(state.baseline.digest, 0) > MAX_RETRIES:
         return False
-    return economy.needs_second_baseline(test.ratio, noise(state).sd, closing.policy(state).quick_exit_sd)
+    if test.ratio is None:
+        return True
+    middle = economy.typical_ratio(test.ratio)
+    return economy.needs_second_baseline((middle, middle), noise(state).sd, closing.policy(state).quick_exit_sd)
 
 
 def _judged(state: State, plan: Plan, test: Test) -> Judgement:
@@ -108,7 +110,8 @@ def _settle(state: State, test: Test, judgement: Judgement) -> tuple[str, Mappin
     said = f"×{judgement.ratio:.3f} [{judgement.low:.3f}, {judgement.high:.3f}], {judgement.n_candidate} against {judgement.n_baseline} launches; {judgement.reason}"
     body = {**_body(test, judgement.verdict, said), "bayes_db": judgement.bayes_db}
     if judgement.verdict in ("supported", "partial"):
-        return "promoted", {**body, "settings": test.settings.values, "before": state.baseline.values}, test.entry
+        body.pop("bundle", None)
+        return "promoted", {**body, "companions": list(test.bundle), "settings": test.settings.values, "before": state.baseline.values}, test.entry
     if judgement.verdict in ("unresolved", "deferred"):
         excluded = f"not seen in {judgement.n_candidate} launch(es); an effect above {100 * (judgement.high - 1):+.1f} % is excluded"
         return "deferred", {**body, "why": f"{said}; {excluded}"}, test.entry
@@ -117,13 +120,16 @@ def _settle(state: State, test: Test, judgement: Judgement) -> tuple[str, Mappin
 
 def _body(test: Test, verdict: str, why: str) -> dict[str, Any]:
     assert test.settings is not None
-    return {
+    body: dict[str, Any] = {
         "hypothesis": test.hypothesis,
         "changes": dict(test.changes),
         "settings_digest": test.settings.digest,
         "verdict": verdict,
         "why": why,
     }
+    if test.bundle:
+        body["bundle"] = list(test.bundle)
+    return body
 
 
 def _flips(state: State, plan: Plan, test: Test) -> Mapping[str, Any] | None:

@@ -149,7 +149,8 @@ def _chosen(body: Mapping[str, Any]) -> str:
     what = changes_text(body["changes"]) if body.get("changes") is not None else f"a point of {body.get('space')}"
     ratio = body.get("ratio")
     predicted = f", predicted ×{ratio[0]:.2f} to ×{ratio[1]:.2f}" if ratio else ""
-    return f"Chosen: {body['hypothesis']} ({body.get('claim', '')}) Try {what}{predicted}."
+    together = "".join(f" Together with {item['hypothesis']} ({item['claim']})" for item in body.get("companions", []))
+    return f"Chosen: {body['hypothesis']} ({body.get('claim', '')}){together} Try {what}{predicted}."
 
 
 def _refused(body: Mapping[str, Any]) -> str:

@@ -45,8 +45,8 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
     identity = adapter.identity(launch.argv, flags)
     files: dict[str, bytes] = {"help.txt": help_text} if help_text else {}
     files |= await _hardware(box, hello)
-    gpu_names = [row.split(",")[0].strip() for row in files.get("gpus.txt", b"").decode("utf-8", "replace").splitlines() if row.strip()]
-    files.pop("gpus.txt", None)
+    gpus = [row.split(",") for row in files.pop("gpus.txt", b"").decode("utf-8", "replace").splitlines() if row.strip()]
+    gpu_names = [row[0].strip() for row in gpus]
     files |= await _model_config(box, identity.model, launch)
     version = await _version(box, adapter, launch)
     if original is not None:
@@ -69,7 +69,7 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
         cpus=hello.cpus,
         has_nvidia_smi=hello.nvidia_smi is not None,
         model_config_json=_json_object(files.get("config.json")),
-        facts={"cpus": hello.cpus, "memory_mib": hello.memory_bytes >> 20, "gpu.count": len(gpu_names)},
+        facts=_box_facts(hello, gpus),
     )
     files["launch.json"] = launch_json(context, "as-found", launch.argv, launch.env, ready=original is not None, start_s=None)
     bundle = bundle_from_files(files)
@@ -206,6 +206,15 @@ async def _model_config(box: Box, model: str | None, launch: LaunchSpec) -> dict
             continue
         return {"config.json": part.data}
     return {}
+
+
+def _box_facts(hello: Hello, gpus: list[list[str]]) -> dict[str, Any]:
+    """What ``{box: ...}`` operands may name."""
+    known: dict[str, Any] = {"cpus": hello.cpus, "memory_mib": hello.memory_bytes >> 20, "gpu.count": len(gpus)}
+    sizes = [int(row[1].split()[0]) for row in gpus if len(row) > 1 and row[1].split()[:1] and row[1].split()[0].isdigit()]
+    if sizes:
+        known["gpu.memory_mib"] = min(sizes)
+    return known
 
 
 def _json_object(data: bytes | None) -> dict[str, Any] | None:

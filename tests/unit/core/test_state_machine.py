@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,14 +33,14 @@ def speed(values):
     return rate
 
 
-def run(box, study=None, **changes):
+def run(box, study=None, plan=PLAN, **changes):
     log = MemoryLog()
     log.append("opened", {"spec": (study or spec(**changes)).plain()}, expect=0)
 
     def watch(state, entry):
         assert entry.seq < 1500, "the study does not end"
 
-    state = asyncio.run(drive(log, box, PLAN, watch=watch))
+    state = asyncio.run(drive(log, box, plan, watch=watch))
     return state, log
 
 
@@ -60,6 +61,28 @@ def test_two_causes_are_cured_one_after_the_other():
     assert state.closed["ending"] == "met"
     assert state.closed["launches"] == 3
     assert {tuple(changes) for changes in state.promoted} == {("disable_cuda_graph",), ("max_running_requests",)}
+
+
+SURE = [book.model_copy(update={"prior_db": -4.0}) for book in PLAN.playbooks]
+
+
+def test_near_certain_causes_are_cured_in_one_launch():
+    plan = replace(PLAN, playbooks=tuple(SURE))
+    box = ModelBox({**EAGER, "max_running_requests": 4}, speed)
+    state, log = run(box, plan=plan)
+    assert state.closed["ending"] == "met"
+    assert state.closed["launches"] == 2  # one for both cures, one to confirm
+    assert {name for name, belief in state.beliefs.items() if belief.status == "supported"} == {"cuda-graph-disabled", "admission-cap-too-low"}
+    assert verify(log.read(), lambda seq: plan).mismatches == ()
+
+
+def test_a_bundle_that_fails_is_taken_apart():
+    plan = replace(PLAN, playbooks=tuple(SURE))
+    box = ModelBox({**EAGER, "max_running_requests": 4}, speed, crash=lambda values: "oom_capture" if not values.get("disable_cuda_graph") else None)
+    state, _ = run(box, plan=plan)
+    assert state.beliefs["admission-cap-too-low"].status == "supported"
+    assert state.beliefs["cuda-graph-disabled"].status in ("pruned", "stale")
+    assert len([step for step in box.calls if isinstance(step, Launch)]) <= 6
 
 
 def test_a_healthy_server_is_left_alone():
