@@ -133,7 +133,7 @@ def _options(values: dict[str, Any]) -> Options:
 @_study_options
 @_json_option
 @click.pass_context
-def run(ctx: click.Context, as_json: bool, **values: Any) -> None:
+def run(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     """Tune a server until the target is shown, the budget is spent or nothing is left to try."""
     from optimizer.report.progress import Progress
     from optimizer.wiring import EXIT_OF_ENDING, result_of, run_study
@@ -177,7 +177,7 @@ def resume(ctx: click.Context, study: str, adopt_knowledge: bool, yes: bool, as_
 @_study_options
 @_json_option
 @click.pass_context
-def plan(ctx: click.Context, as_json: bool, **values: Any) -> None:
+def plan(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     """Say what `run` would do, from reading alone; nothing is launched, stopped or written."""
     from optimizer.report.plan_view import plan_text
     from optimizer.wiring.planning import plan_study

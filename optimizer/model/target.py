@@ -54,7 +54,7 @@ class Target(Frozen):
     def primary(self) -> Bound | None:
         """The bound that is optimized: the first throughput bound, else the first bound."""
         rates = [bound for bound in self.bounds if bound.direction == "at_least"]
-        return (rates or list(self.bounds) or [None])[0]
+        return next(iter(rates or self.bounds), None)
 
     @property
     def guards(self) -> tuple[Bound, ...]:

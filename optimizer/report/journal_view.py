@@ -162,7 +162,8 @@ def _routine(entry: Entry) -> bool:
     if entry.kind == EntryKind.INTENT:
         return entry.body["step"]["kind"] not in ("launch", "measure", "restore")
     if entry.kind == EntryKind.OUTCOME:
-        return (entry.body["step"] in ROUTINE_STEPS - {"observe"} and entry.body["outcome"]["status"] == "done") or (entry.body["step"] == "launch" and entry.body["outcome"]["status"] == "done")
+        # The launch itself is told at its intent.
+        return entry.body["step"] in (ROUTINE_STEPS - {"observe"}) | {"launch"} and bool(entry.body["outcome"]["status"] == "done")
     return entry.kind == EntryKind.NOTE and "dead_checked" in entry.body
 
 

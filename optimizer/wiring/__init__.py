@@ -203,9 +203,11 @@ async def _transport(spec: StudySpec, folder: Path) -> Transport:
         return LocalTransport(env=sim.env, home=sim.home, name=spec.host.name)
     if spec.host.kind == "local":
         return LocalTransport()
-    from optimizer.transport.ssh import connect
+    from optimizer.transport.ssh import SSHTransport
 
-    return await connect(spec.host.name)
+    transport = SSHTransport(spec.host.name)
+    await transport.connect()
+    return transport
 
 
 # ---- running --------------------------------------------------------------------------------------------------------
@@ -411,7 +413,8 @@ async def restore_host(name: str) -> dict[str, Any]:
     host = hosts.parse_host(name)
     if host.kind == "sim":
         raise UsageError("A simulated box ends with its study; there is nothing to restore.")
-    spec = StudySpec(study="restore", host=host, target=Target(), workload=Workload())
+    described = _resolved_host(host, hosts.describe(host, (Path("hosts"), _config_folder() / "hosts")))
+    spec = StudySpec(study="restore", host=described, target=Target(), workload=Workload())
     async with opened_box(spec, Path("runs/restore")) as box:
         holder = await box.holder()
         if holder is None:

@@ -12,7 +12,19 @@ from optimizer.model.measurement import Invalidity, LoadPoint, Measurement, Vali
 from optimizer.model.outcome import Done, Failed, Outcome, Unknown
 from optimizer.model.playbook import EvidenceRule, HandOver, Playbook, Prediction, SetAction, SpaceAction
 from optimizer.model.space import Param, Space
-from optimizer.model.step import ORIGINAL, AwaitReady, Calibrate, Launch, Measure, Observe, Propose, Restore, Secure, Step, Stop
+from optimizer.model.step import (
+    ORIGINAL,
+    AwaitReady,
+    Calibrate,
+    Launch,
+    Measure,
+    Observe,
+    Propose,
+    Restore,
+    Secure,
+    Step,
+    Stop,
+)
 from optimizer.model.study import Budget, HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import parse_target
 from optimizer.model.workload import Workload

@@ -207,7 +207,7 @@ def test_a_stop_request_closes_the_study_and_cleans_the_box():
     def fault(step, number):
         if isinstance(step, Measure):
             stop.ask("Interrupted by Ctrl-C.")
-        return None
+        return
 
     box = ModelBox(EAGER, speed, original=True, fault=fault)
     log = MemoryLog()
@@ -265,7 +265,7 @@ def test_a_changed_decision_is_found():
     entries = list(log.read())
     index = next(i for i, entry in enumerate(entries) if entry.kind == EntryKind.CHOSEN)
     entries[index] = entries[index].model_copy(update={"body": {**entries[index].body, "hypothesis": "admission-cap-too-low"}})
-    assert [item.seq for item in verify(entries, lambda seq: PLAN).mismatches][0] == entries[index].seq
+    assert verify(entries, lambda seq: PLAN).mismatches[0].seq == entries[index].seq
 
 
 FAULTS = ["none", "unknown", "interrupted", "port_busy", "oom_kv", "crashed", "invalid", "bench_failed", "refused_by_box"]
