@@ -1,28 +1,44 @@
-"""SGLang tuned for real, started from a described launch on a box where nothing runs."""
+"""SGLang tuned for real: a server of several processes is found, stopped, relaunched, and brought back as it was on request."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 
 import pytest
 
-from .conftest import Engines, Tool, owners
+from .conftest import Engines, Launch, Tool, answers, argv_of, owners
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 
-def test_two_slots_are_found_and_lifted(engines: Engines, tool: Tool) -> None:
-    launch = engines.sglang("--max-running-requests", "2")
-    done = tool.run("slots", "110tps@16", "--launch", str(launch.file(tool.home)), "--finish", "restore")
+def test_two_slots_are_found_and_lifted(engines: Engines, tool: Tool, serve: Callable[[Launch], Launch]) -> None:
+    launch = serve(engines.sglang("--max-running-requests", "2"))
+    before = owners(launch.port)
+    planned = tool("plan", "--host", "localhost", "--port", str(launch.port), "--json")
+    assert planned.exit == 0, planned.err
+    assert planned.json["engine"] == "sglang" and planned.json["engine_version"] == "0.5.23"
+    assert planned.json["given"]["max_running_requests"] == 2 and planned.json["unknown_flags"] == []
+    # Only a build whose --help was read refuses anything; it needs the server's own PYTHONPATH.
+    assert planned.json["spaces"] and owners(launch.port) == before and tool.marked() == {}
+
+    done = tool.run("slots", "110tps@16", "--port", str(launch.port), "--finish", "restore")
     result = done.json
     assert (done.exit, result["ending"]) == (0, "met"), done.err
     assert result["promoted"] == [{"max_running_requests": 16}]
-    assert result["launches"] <= 3
+    assert result["launches"] <= 3  # at most two for the idea, one for the confirmation
     assert result["best"]["fresh_confirmation"] and result["best"]["value"] >= 2 * result["baseline"]["value"]
     causes = {row["id"]: row for row in result["hypotheses"]}
     assert causes["admission-cap-too-low"]["status"] == "supported"
-    assert tool.marked() == {} and not owners(launch.port), "nothing ran before, so nothing runs now"
+    observed = next(entry["body"]["outcome"]["body"] for entry in tool.entries("slots") if entry["body"].get("step") == "observe")
+    assert observed["flags"]["known"] and len(observed["flags"]["flags"]) > 300
+
+    assert tool.marked() == {}
+    assert answers(launch)
+    now = owners(launch.port)
+    assert now and now != before and all(argv_of(pid) == list(launch.argv) for pid in now)
     script = shlex.split((tool.runs / "slots/launch.sh").read_text(), comments=True)
     assert script[script.index("--max-running-requests") + 1] == "16"
+    assert "PYTHONPATH" in (tool.runs / "slots/env.sh").read_text(), "the winner can be started by hand"
     verified = tool("replay", "slots", "--verify", "--json")
     assert verified.exit == 0 and verified.json["identical"], verified.out
