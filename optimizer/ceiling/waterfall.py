@@ -76,6 +76,8 @@ def bucket_share(found: Waterfall, bucket: str) -> float | None:
         return None
     if bucket == "host" and not found.host_measured:
         return found.share("kernel")
+    if bucket == "collectives" and not found.collectives_measured:
+        return found.share("collectives") + found.share("kernel")
     return found.share(bucket)
 
 
@@ -206,6 +208,7 @@ def _assemble(
         reachable_tokens_per_s=1e3 * situation.intended / max(times.total - winnable, 1e-9),
         speculating=situation.draft_tokens > 0,
         host_measured=situation.idle_gap_share is not None,
+        collectives_measured=situation.allreduce_us is not None or situation.tp <= 1,
         notes=_notes(times, roof, granted, situation),
     )
 

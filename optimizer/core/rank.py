@@ -23,7 +23,7 @@ from optimizer.stats.noise import pooled_noise
 
 # A launch costs minutes of an expensive box: below odds of 1:4 an idea has to wait for evidence.
 MIN_PROBABILITY = 0.20
-BUNDLE_PROBABILITY = 0.90  # from here on causes are cured together
+BUNDLE_PROBABILITY = 0.85  # from here on causes are cured together
 HAND_OVER_PROBABILITY = 0.5
 MAX_POINTS_OF_SPACE = 4  # proposals for one hypothesis beyond its try_first points
 OPEN = ("open", "stale")
@@ -139,11 +139,29 @@ def _action(book: Playbook, state: State, look: Look) -> Action | None:
 
 def _ratio(state: State, plan: Plan, book: Playbook) -> tuple[float, float] | None:
     """The predicted ratio for the target metric: computed from this launch's facts where the playbook says so."""
-    if book.predicts is None or book.predicts.metric == "served_share":  # no speed: a hang or a failed start
+    assert state.spec is not None
+    primary = state.spec.target.primary
+    if book.predicts is None or not _speaks_of(book.predicts.metric, primary.metric if primary else "output_tokens_per_s"):
         return None
     computed = picture.predicted_ratio(state, plan, book)
     low, high = computed if computed is not None else book.predicts.ratio
     return (low, high) if high > 1.0 else None
+
+
+def _speaks_of(predicted: str, wanted: str) -> bool:
+    """Whether a prediction for one metric says anything about another. A higher rate shortens every latency; a shorter time to
+    first token or a calmer tail says nothing about the rate."""
+    return _kind_of(predicted) in ("rate", _kind_of(wanted))
+
+
+def _kind_of(metric: str) -> str:
+    if metric.startswith("ttft"):
+        return "ttft"
+    if "_p99" in metric or "_p95" in metric:
+        return "tail"
+    if metric.endswith(("tokens_per_s", "requests_per_s")) or metric.startswith(("tpot", "itl", "e2e")):
+        return "rate"
+    return "other"  # served_share and the like: a hang or a failed start, no speed
 
 
 def _value(state: State, plan: Plan, item: Scored, book: Playbook, ratio: tuple[float, float] | None) -> float:

@@ -89,6 +89,7 @@ class Belief:
     status: str = "open"  # open, supported, pruned, stale, deferred, refused, handed_over
     measured_db: float = 0.0
     tried: tuple[str, ...] = ()  # digests of the settings launched for it
+    verdict: str = ""
     baseline: str = ""  # the comparator under which the status holds
     reason: str = ""
     entry: int = 0
@@ -465,7 +466,7 @@ def _settled(status: str) -> Any:
         hypothesis = body["hypothesis"]
         known = state.beliefs.get(hypothesis, Belief())
         tried = (*known.tried, body["settings_digest"]) if body.get("settings_digest") else known.tried
-        beliefs = _set(state, hypothesis, status=status, reason=body.get("why", ""), entry=entry.seq, tried=tried,
+        beliefs = _set(state, hypothesis, status=status, reason=body.get("why", ""), entry=entry.seq, tried=tried, verdict=body.get("verdict", ""),
                        measured_db=known.measured_db + float(body.get("bayes_db", 0.0)))  # fmt: skip
         return replace(state, beliefs=beliefs, belief_version=state.belief_version + 1, test=None)
 
@@ -479,10 +480,11 @@ def _promoted(state: State, entry: Entry) -> State:
         state = replace(state, beliefs=_set(state, companion, status="supported", reason=body["why"], entry=entry.seq,
                                             tried=(body["settings_digest"],), measured_db=float(body.get("bayes_db", 0.0))))  # fmt: skip
     baseline = Settings(values=body["settings"])
-    # What was measured against the old baseline is weak evidence about the new one: half its weight, and open again.
+    # What was measured against the old baseline is weak evidence about the new one: half its weight, and open again. A harm
+    # keeps its weight: what slowed the old baseline beyond doubt rarely helps the new one.
     beliefs = {
         name: replace(belief, status="stale" if belief.status in ("pruned", "deferred", "refused") else belief.status,
-                      measured_db=belief.measured_db / 2 if belief.status != "supported" else belief.measured_db)
+                      measured_db=belief.measured_db if belief.status == "supported" or belief.verdict == "harmful" else belief.measured_db / 2)
         for name, belief in state.beliefs.items()
     }  # fmt: skip
     return replace(

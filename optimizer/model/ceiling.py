@@ -144,6 +144,7 @@ class Waterfall(Frozen):
     reachable_tokens_per_s: FiniteFloat  # everything configuration could win back, at η
     speculating: bool = False
     host_measured: bool = False
+    collectives_measured: bool = False
     notes: tuple[str, ...] = ()
 
     def share(self, bucket: str) -> float:

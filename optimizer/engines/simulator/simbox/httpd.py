@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 import uuid
 from collections.abc import Callable
@@ -13,21 +14,13 @@ from typing import Any
 
 from .scheduler import BLOCK_TOKENS, Request
 
-_PIECES = [
-    b" the",
-    b" model",
-    b" reads",
-    b" a",
-    b" line",
-    b" and",
-    b" says",
-    b" what",
-    b" it",
-    b" saw",
-    b" there",
-    b" then",
+# A long stream of made-up words: an answer is a stretch of it, so that its text does not repeat itself as an answer made of
+# a few fixed phrases would (drafts from a text's own past would then look worth while).
+_RANDOM = random.Random(20261)
+_WORDS = [
+    (" " + "".join(_RANDOM.choice("bdfgklmnprst") + _RANDOM.choice("aeiou") for _ in range(_RANDOM.randint(1, 3)))).encode() for _ in range(800)
 ]
-_TEXTS: list[bytes] = [b""]
+_STREAM = [_RANDOM.choice(_WORDS) for _ in range(1 << 15)]
 LONGEST_WORD = 10  # characters of one token here; longer words cost more
 TEMPLATE_TOKENS = 13  # what the chat template puts before every conversation
 MAX_BODY = 64 << 20
@@ -41,11 +34,13 @@ REASONS = {
 }
 
 
-def text_of(tokens: int) -> bytes:
-    """A text of that many tokens, JSON-safe."""
-    while len(_TEXTS) <= tokens:
-        _TEXTS.append(_TEXTS[-1] + _PIECES[len(_TEXTS) % len(_PIECES)])
-    return _TEXTS[tokens]
+def text_of(tokens: int, start: int = 0) -> bytes:
+    """A text of that many tokens from place ``start`` of the stream, JSON-safe."""
+    place = start % len(_STREAM)
+    pieces = _STREAM[place : place + tokens]
+    while len(pieces) < tokens:
+        pieces += _STREAM[: tokens - len(pieces)]
+    return b"".join(pieces)
 
 
 def tokenize(prompt: Any) -> tuple[int, list[int]]:
@@ -73,13 +68,14 @@ class Stream:
     """The answer to one generation request: gathers tokens and turns them into events when it is flushed."""
 
     __slots__ = ("api", "cached_details", "connection", "continuous", "created", "done", "head", "identity", "include_usage",
-                 "interval", "model", "pending", "request", "started", "streaming", "tail", "total", "wants_text")  # fmt: skip
+                 "interval", "model", "pending", "place", "request", "started", "streaming", "tail", "total", "wants_text")  # fmt: skip
 
     def __init__(
         self, connection: Connection, api: str, body: dict[str, Any], model: str, interval: int, cache_report: bool
     ) -> None:
         self.connection, self.api, self.model = connection, api, model
         self.identity, self.created = uuid.uuid4().hex, int(time.time())
+        self.place = int(self.identity[:8], 16)
         options = body.get("stream_options") or {}
         self.streaming = bool(body.get("stream"))
         self.include_usage = bool(options.get("include_usage"))
@@ -132,7 +128,8 @@ class Stream:
             if self.done:
                 end = f'"{self.reason()}","matched_stop":null}}],"usage":'.encode()
             usage = json.dumps(self.usage(), separators=(",", ":")).encode() if self.continuous else b"null"
-            parts.append(self.head + text_of(self.pending) + self.tail + end + usage + b"}\n\n")
+            text = text_of(self.pending, self.place + self.total - self.pending)
+            parts.append(self.head + text + self.tail + end + usage + b"}\n\n")
         self.pending = 0
         if self.done:
             if self.include_usage and self.api != "generate":
@@ -159,7 +156,7 @@ class Stream:
         kind = self.reason()
         finish = {"type": kind, "length": self.total} if kind == "length" else {"type": kind, "matched": 0}
         return {
-            "text": text_of(self.total).decode(),
+            "text": text_of(self.total, self.place).decode(),
             "output_ids": [],
             "meta_info": {
                 "id": self.identity,
@@ -177,7 +174,7 @@ class Stream:
         self.pending = 0
         if self.api == "generate":
             return self.native()
-        text, reason = text_of(self.total).decode(), self.reason()
+        text, reason = text_of(self.total, self.place).decode(), self.reason()
         base = {
             "id": self.identity,
             "created": self.created,
