@@ -2,7 +2,6 @@
 library, no file of ours that is not sent along, and nothing that only later releases of the standard library offer."""
 
 import ast
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.box.program import guard_program, shim_program
+from tests.interpreters import supported
 
 PACKAGE = Path(__file__).parents[2] / "optimizer"
 # The shim is sent as one text made of shim.py and everything in box/plain/; the others are sent as they are.
@@ -112,22 +112,6 @@ def test_later_syntax_is_refused(code: str) -> None:
         ast.parse(code, feature_version=OLDEST)
 
 
-def interpreters() -> list[str]:
-    """Every Python from 3.8 up that this machine has: on the path, or kept by a version manager."""
-    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = []
-    for minor in range(8, 16):
-        for name in (f"python3.{minor}", *map(str, sorted(kept.glob(f"3.{minor}.*/bin/python3.{minor}")))):
-            try:
-                run = subprocess.run([name, "-c", "pass"], capture_output=True, check=False, timeout=20)
-            except (FileNotFoundError, subprocess.TimeoutExpired):
-                continue
-            if run.returncode == 0:  # a version manager leaves commands behind that stand for nothing
-                found.append(name)
-                break
-    return found
-
-
 LOAD = """
 import sys
 exec(compile(sys.stdin.buffer.read(), "<sent>", "exec"), {"__name__": sys.argv[1], "__file__": "<sent>"})
@@ -142,7 +126,7 @@ def test_every_python_of_this_machine_loads_what_is_sent() -> None:
     assert call
     assert not end.strip()
     texts["the shim as sent"] = program
-    tried = interpreters()
+    tried = supported().values()
     assert tried, "not even the Python that runs this test was found"
     for interpreter in tried:
         for name, text in texts.items():

@@ -1,11 +1,12 @@
 """What runs on the box: one file each, standard library only, Python 3.8 syntax, started by the oldest Python at hand."""
 
 import ast
-import shutil
 import subprocess
 import sys
 
 import pytest
+
+from tests.interpreters import interpreters
 
 from .conftest import BENCH
 
@@ -23,11 +24,11 @@ def test_stdlib_only_and_python_38(name: str) -> None:
     assert imported - set(sys.stdlib_module_names) <= {"uvloop"}
 
 
-@pytest.mark.parametrize("version", ["3.8", "3.12"])
-def test_runs_under_other_pythons(version: str) -> None:
-    python = shutil.which(f"python{version}")
-    if python is None or subprocess.run([python, "-c", "import ssl"], capture_output=True, check=False).returncode:
-        pytest.skip(f"no Python {version} here")
+@pytest.mark.parametrize("version", [(3, 8), (3, 12)])
+def test_runs_under_other_pythons(version: tuple[int, int]) -> None:
+    python = interpreters().get(version)
+    if python is None:
+        pytest.skip(f"no Python {version[0]}.{version[1]} here")
     job = b'{"base_url":"http://127.0.0.1:9","concurrency":1,"output_tokens":1,"warmup_min_s":0,"warmup_max_s":0,"window_s":0.3,'
     job += b'"prompts":{"seed":"1","salt":"1","vocabulary":"ascii","prompt_tokens":8}}\n'
     done = subprocess.run([python, str(BENCH / "loadgen.py")], input=job, capture_output=True, timeout=20, check=False)

@@ -2,8 +2,6 @@
 
 import ast
 import asyncio
-import glob
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from optimizer.box.box import Box
 from optimizer.box.program import BOOTSTRAP, guard_program, shim_program
 from optimizer.transport.local import LocalTransport
+from tests.interpreters import interpreters, supported
 
 FOLDER = Path(__file__).parents[3] / "optimizer" / "box"
 FILES = [FOLDER / "shim.py", FOLDER / "guard.py", *sorted((FOLDER / "plain").glob("*.py"))]
@@ -20,9 +19,6 @@ ALLOWED = {
     "__future__", "base64", "collections", "errno", "fcntl", "json", "os", "pwd", "re", "resource", "select", "selectors",
     "shutil", "signal", "stat", "struct", "subprocess", "sys", "time", "traceback", "typing",
 }  # fmt: skip
-PYTHONS = sorted({
-    *glob.glob("/usr/bin/python3.[0-9]*[0-9]"), *glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python3")),
-})  # fmt: skip
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -40,12 +36,6 @@ def test_the_program_is_plain_text() -> None:
     ast.parse(guard_program().decode(), feature_version=(3, 8))
 
 
-def version(python: str) -> tuple[int, ...]:
-    code = "import sys; print(*sys.version_info[:2])"
-    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=False)
-    return tuple(int(word) for word in done.stdout.split())
-
-
 class Other(LocalTransport):
     """The local box with another interpreter."""
 
@@ -61,16 +51,14 @@ class Other(LocalTransport):
             sys.executable = real
 
 
-def supported() -> list[str]:
-    """The oldest and the newest Python here that a box may have."""
-    usable = sorted((version(python), python) for python in PYTHONS if version(python) >= (3, 8))
-    return [python for _, python in dict.fromkeys([*usable[:1], *usable[-1:]])]
+# The oldest and the newest Python here that a box may have.
+EDGES = dict.fromkeys([min(supported()), max(supported())])
 
 
-@pytest.mark.parametrize("python", supported())
-async def test_under_other_interpreters(python: str, home: Path) -> None:
-    box = Box(Other(python, home))
-    assert (await box.hello()).python[:2] == version(python)
+@pytest.mark.parametrize("version", EDGES, ids=lambda version: f"{version[0]}.{version[1]}")
+async def test_under_other_interpreters(version: tuple[int, int], home: Path) -> None:
+    box = Box(Other(interpreters()[version], home))
+    assert (await box.hello()).python[:2] == version
     await box.lock("s1")
     guard = await box.secure("s1")
     assert (await box.launch("s1", "1", ["sleep", "60"])).alive
@@ -87,7 +75,7 @@ async def test_under_other_interpreters(python: str, home: Path) -> None:
 
 
 def test_an_old_python_is_refused_by_the_shim_itself(tmp_path: Path) -> None:
-    old = [python for python in PYTHONS if (3, 0) < version(python) < (3, 8)]
+    old = [python for version, python in interpreters().items() if version < (3, 8)]
     if not old:
         pytest.skip("no Python older than 3.8 here")
     done = subprocess.run([old[0], "-I", "-c", BOOTSTRAP], input=b"%d\n" % len(shim_program()) + shim_program() + b"{}",

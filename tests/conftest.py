@@ -1,0 +1,42 @@
+"""For all tests: whatever a test starts is gone when the tests are over. A server that outlives its study is the failure that
+users fear most after a wrong number, so it is looked for here as well, and not only by the tests that are about it."""
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MARK = "TESTS_STARTED_BY"
+
+
+def marked(mark: bytes) -> dict[int, str]:
+    """Living processes that inherited the mark, other than this one: process id to command line."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:  # gone, or not ours to read
+            continue
+    return {pid: line for pid, line in found.items() if line}  # a zombie has no command line
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """Every test process (one for each worker of xdist) marks its environment; children of any depth inherit the mark."""
+    value = f"{os.getpid()}-{secrets.token_hex(6)}"
+    os.environ[MARK] = value
+    yield
+    mark = f"{MARK}={value}".encode()
+    deadline = time.monotonic() + 5
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "tests left processes behind (killed now):\n" + "\n".join(f"  {pid}: {line[:300]}" for pid, line in left.items())
