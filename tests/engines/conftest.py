@@ -26,10 +26,10 @@ STUDY_S = 900.0
 ENGINES = ("vllm", "sglang")
 
 # Short enough for a study of minutes on two cores, long enough for effects of a factor two: the slowest server here needs
-# about ten seconds until a full wave of requests has passed through it.
+# about seven seconds until a full wave of requests has passed through it.
 WORKLOAD: dict[str, Any] = {
-    "vocabulary": "ascii", "concurrency": 16, "prompt_tokens": 128, "output_tokens": 48, "warmup_min_s": 3, "warmup_max_s": 15,
-    "window_s": 16, "side_levels": [], "confirm_window_s": 20,
+    "vocabulary": "ascii", "concurrency": 16, "prompt_tokens": 128, "output_tokens": 48, "warmup_min_s": 3, "warmup_max_s": 10,
+    "window_s": 15, "side_levels": [], "confirm_window_s": 20,
 }  # fmt: skip
 
 

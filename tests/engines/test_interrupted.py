@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 def test_ctrl_c_while_measuring_brings_the_original_back(engines: Engines, tool: Tool, serve: Callable[[Launch], Launch]) -> None:
     launch = serve(engines.vllm("--max-num-seqs", "1"))
-    process = tool.start(*tool.study("ctrlc", "150tps@16", "--port", str(launch.port)), name="run")
+    process = tool.start(*tool.study("ctrlc", "200tps@16", "--port", str(launch.port)), name="run")
     told = tool.home / "run.err"
 
     def measuring() -> bool:
@@ -36,7 +36,7 @@ def test_ctrl_c_while_measuring_brings_the_original_back(engines: Engines, tool:
 
 def test_kill_9_in_mid_launch_and_resume_decide_the_same(engines: Engines, tool: Tool) -> None:
     launch = engines.vllm("--max-num-seqs", "1")
-    process = tool.start(*tool.study("killed", "150tps@16", "--launch", str(launch.file(tool.home)), "--finish", "restore"), name="run")
+    process = tool.start(*tool.study("killed", "200tps@16", "--launch", str(launch.file(tool.home)), "--finish", "restore"), name="run")
     told = tool.home / "run.err"
 
     def launching() -> bool:
