@@ -112,7 +112,9 @@ def next_step(state: State, *, key: str, port: int) -> Step | None:
     server = state.server
     if wanted == "leave":
         return Secure(key=key, op="disarm", keep=server.key if server and server.status != "failed" else None)
-    if wanted == "best" and not state.failures.get("final", 0):
+    # Decided before anything is stopped: a final launch that cannot be had must not cost the original its place again.
+    startable = not state.base_arm.crashed and state.failures.get(state.baseline.digest, 0) < MAX_CLOSING_FAILURES
+    if wanted == "best" and startable:
         if server is not None and server.purpose == "final" and server.settings == state.baseline:
             if server.status == "launched":
                 return AwaitReady(key=key, launch=server.key, deadline_s=state.spec.ready_deadline_s)
@@ -122,8 +124,7 @@ def next_step(state: State, *, key: str, port: int) -> Step | None:
             return Stop(key=key, launch=ORIGINAL)
         if server is not None:
             return Stop(key=key, launch=server.key)
-        if not state.arm(state.baseline).crashed and state.failures.get(state.baseline.digest, 0) < 3:
-            return Launch(key=key, settings=state.baseline, purpose="final", port=port, served_name=None)
+        return Launch(key=key, settings=state.baseline, purpose="final", port=port, served_name=None)
     if server is not None:
         return Stop(key=key, launch=server.key)
     if state.original_found and not state.original_running:

@@ -140,6 +140,16 @@ def _facts_of_the_box(state: State, plan: Plan) -> Decision | None:
     return None
 
 
+def _provisional(state: State, plan: Plan) -> Decision | None:
+    """A provisional promotion is settled by its confirmation before anything else is looked at."""
+    settled = verdicts.settle_provisional(state, plan)
+    if settled is not None:
+        return Conclude(settled[0], settled[1], state.base_arm.evidence_entry or None)
+    if state.provisional is not None and state.base_arm.confirmed is None:
+        return _confirm(state, plan, then=None)
+    return None
+
+
 def _target_shown(state: State, plan: Plan) -> Decision | None:
     """Where the current baseline meets the target: confirm a promotion by a fresh launch, or end."""
     assert state.spec is not None
@@ -298,6 +308,7 @@ _RULES: tuple[Callable[[State, Plan], Decision | None], ...] = (
     _calibrate,
     _baseline,
     _test,
+    _provisional,
     _facts_of_the_box,
     _target_shown,
     _rank,

@@ -86,7 +86,7 @@ class Server:
 class Belief:
     """What has become of a hypothesis beyond its evidence."""
 
-    status: str = "open"  # open, supported, pruned, stale, deferred, refused, handed_over
+    status: str = "open"  # open, supported, kept, pruned, stale, deferred, refused, handed_over
     measured_db: float = 0.0
     tried: tuple[str, ...] = ()  # digests of the settings launched for it
     verdict: str = ""
@@ -155,6 +155,7 @@ class State:
     ranked: tuple[Mapping[str, Any], ...] = ()
     ranked_version: tuple[int, int] = (0, 0)
     belief_version: int = 0
+    provisional: Mapping[str, Any] | None = None  # a promotion that its confirmation still has to bear out
     bundle_failed: bool = False  # causes are tested one by one from then on
     dead_checked: bool = False
     flips_checked: tuple[str, ...] = ()
@@ -452,9 +453,21 @@ def _flipped(state: State, entry: Entry) -> State:
 
 def _judged(state: State, entry: Entry) -> State:
     if state.test is None:
-        return state
+        return _borne_out(state, entry)
     judgement = Judgement.model_validate(entry.body["judgement"])
     return replace(state, test=replace(state.test, judgement=judgement, look=(judgement.n_candidate, judgement.n_baseline)))
+
+
+def _borne_out(state: State, entry: Entry) -> State:
+    """The confirmation of a provisional promotion was judged: its weight is added to the belief."""
+    hypothesis = entry.body["hypothesis"]
+    judgement = Judgement.model_validate(entry.body["judgement"])
+    known = state.beliefs.get(hypothesis, Belief())
+    # Kept because the target is met with it; only an interval makes the claim itself supported.
+    status = "supported" if judgement.verdict in ("supported", "partial") else "kept"
+    changed = replace(known, status=status, verdict=judgement.verdict, measured_db=known.measured_db + judgement.bayes_db)
+    beliefs = {**state.beliefs, hypothesis: changed}
+    return replace(state, provisional=None, beliefs=beliefs)
 
 
 def _settled(status: str) -> Any:
@@ -489,6 +502,7 @@ def _promoted(state: State, entry: Entry) -> State:
     }  # fmt: skip
     return replace(
         state,
+        provisional=body if body.get("provisional") else None,
         baseline=baseline,
         beliefs=beliefs,
         promoted=(*state.promoted, body["changes"]),
@@ -501,8 +515,11 @@ def _promoted(state: State, entry: Entry) -> State:
 
 
 def _rolled_back(state: State, entry: Entry) -> State:
-    """A confirmation or a drift took a promotion back: the settings before it are the baseline again."""
-    return replace(state, baseline=Settings(values=entry.body["settings"]), belief_version=state.belief_version + 1)
+    """The confirmation did not bear a provisional promotion out: the settings before it are the baseline again."""
+    hypothesis = entry.body["hypothesis"]
+    state = replace(state, baseline=Settings(values=entry.body["settings"]), provisional=None, promoted=state.promoted[:-1],
+                    promotions=state.promotions[:-1], belief_version=state.belief_version + 1, ceiling=None)  # fmt: skip
+    return replace(state, beliefs=_set(state, hypothesis, status="deferred", verdict="unresolved", reason=entry.body["why"], entry=entry.seq))
 
 
 def _drifted(state: State, entry: Entry) -> State:

@@ -55,8 +55,41 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
                 "side": _side(candidate, baseline)}  # fmt: skip
         return conclude("judged", body, candidate.evidence_entry)
     assert test.judgement is not None
+    if _worth_confirming(state, candidate, baseline, test.judgement):
+        why = (
+            f"×{test.judgement.ratio:.3f} after {counts[0]} launch(es), not decided by itself; but it meets the target, so its next launch is "
+            "the fresh confirmation, which decides both."
+        )
+        body: dict[str, Any] = {**_body(test, "unresolved", why), "provisional": True, "settings": test.settings.values, "before": state.baseline.values,
+                "companions": list(test.bundle), "ratio": list(test.ratio) if test.ratio else None}  # fmt: skip
+        body.pop("bundle", None)
+        return conclude("promoted", body, test.entry)
     purpose = "candidate" if test.judgement.next_arm == "candidate" else "baseline"
     return bring_up(state, test.settings if purpose == "candidate" else state.baseline, purpose)
+
+
+def _worth_confirming(state: State, candidate: ArmState, baseline: ArmState, judgement: Judgement) -> bool:
+    """An effect beyond 3 sd that meets the target: another launch of it is needed anyway, so it may as well be the confirmation."""
+    if not candidate.results or _broken_guard(state, candidate, baseline):
+        return False
+    return math.log(judgement.ratio) > closing.policy(state).top_up_within_sd * judgement.sd and meets_target(state, candidate)
+
+
+def settle_provisional(state: State, plan: Plan) -> tuple[str, dict[str, Any]] | None:
+    """After the confirmation of a provisional promotion: its verdict from all its launches, or the way back. None: nothing open."""
+    waiting, confirmed = state.provisional, state.base_arm.confirmed
+    if waiting is None or confirmed is None:
+        return None
+    before = state.arm(Settings(values=dict(waiting["before"])))
+    ratio = waiting.get("ratio")
+    judgement = judge(state.base_arm.arm(), before.arm(), noise(state), (ratio[0], ratio[1]) if ratio else None, closing.policy(state), 0)
+    better = judgement.verdict in ("supported", "partial")
+    if better or point_meets_target(state, confirmed.points):
+        body = {"hypothesis": waiting["hypothesis"], "changes": dict(waiting["changes"]), "judgement": judgement.plain(),
+                "side": _side(state.base_arm, before), "after_confirmation": True}  # fmt: skip
+        return "judged", body
+    why = f"The confirmation did not bear it out: ×{judgement.ratio:.3f} [{judgement.low:.3f}, {judgement.high:.3f}] over {judgement.n_candidate} launches."
+    return "rolled_back", {"hypothesis": waiting["hypothesis"], "settings": dict(waiting["before"]), "why": why}
 
 
 def _pair_first(state: State, plan: Plan, test: Test) -> bool:

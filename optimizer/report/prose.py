@@ -226,7 +226,7 @@ _WRITERS: dict[str, Any] = {
     "pruned": _settled("Ruled out:"),
     "deferred": _settled("Put aside:"),
     "promoted": _settled("Kept:"),
-    "rolled_back": lambda body: f"Rolled back to {changes_text(body.get('settings', {}))}.",
+    "rolled_back": lambda body: f"Rolled back to {changes_text(body.get('settings', {}))}: {body.get('why', '')}",
     "drifted": lambda body: f"The box drifted: {body.get('why', '')}",
     "note": _note,
     "guard_fired": lambda body: f"The guard on the box fired and restored it: {body.get('why', '')}",

@@ -12,6 +12,7 @@ from optimizer.core.state import State, fold
 from optimizer.errors import NeedsOperator
 from optimizer.model.entry import EntryKind
 from optimizer.model.outcome import Failed
+from optimizer.model.playbook import Prediction
 from optimizer.model.step import ORIGINAL, Launch, Measure, Restore, Secure, Stop
 from optimizer.model.study import Budget
 from optimizer.runner.loop import StopRequest, drive
@@ -74,6 +75,37 @@ def test_near_certain_causes_are_cured_in_one_launch():
     assert state.closed["launches"] == 2  # one for both cures, one to confirm
     assert {name for name, belief in state.beliefs.items() if belief.status == "supported"} == {"cuda-graph-disabled", "admission-cap-too-low"}
     assert verify(log.read(), lambda seq: plan).mismatches == ()
+
+
+def test_an_undecided_candidate_that_meets_the_target_goes_straight_to_its_confirmation():
+    """+16 % is 5 sd at the prior: too little for the quick exit. The launch that would decide it is the confirmation itself."""
+    plan = replace(PLAN, playbooks=tuple(book.model_copy(update={"predicts": Prediction(ratio=(1.1, 1.5))}) for book in SURE))
+    box = ModelBox(EAGER, lambda values: 900.0 if values.get("disable_cuda_graph") else 1045.0, noise=0.005)
+    state, log = run(box, plan=plan)
+    assert state.closed["ending"] == "met"
+    assert state.closed["launches"] == 2
+    after = [entry.body for entry in log.read() if entry.kind == EntryKind.JUDGED][-1]
+    assert after["after_confirmation"] is True
+    assert after["judgement"]["n_candidate"] == 2
+    assert state.beliefs["cuda-graph-disabled"].status == "kept"  # one baseline launch decides no claim of this size
+    assert verify(log.read(), lambda seq: plan).mismatches == ()
+
+
+def test_a_provisional_promotion_that_is_not_borne_out_is_rolled_back():
+    plan = replace(PLAN, playbooks=tuple(book.model_copy(update={"predicts": Prediction(ratio=(1.1, 1.5))}) for book in SURE))
+    lucky = []
+
+    def luck(values):
+        """The first launch without the flag is lucky, the others are not."""
+        if values.get("disable_cuda_graph"):
+            return 900.0
+        lucky.append(1)
+        return 1050.0 if len(lucky) == 1 else 905.0
+
+    box = ModelBox(EAGER, luck, noise=0.002)
+    state, _ = run(box, plan=plan)
+    assert state.promoted == ()
+    assert state.closed["ending"] == "not_met"
 
 
 def test_a_bundle_that_fails_is_taken_apart():
