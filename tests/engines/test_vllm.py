@@ -53,7 +53,7 @@ def test_a_running_server_with_one_slot_is_tuned_and_replaced_by_the_best(engine
 
 def test_ngram_drafts_pay_on_a_model_that_repeats_itself(engines: Engines, tool: Tool) -> None:
     launch = engines.vllm(model="model-cycle")
-    done = tool.run("cycle", "5000tps@16", "--launch", str(launch.file(tool.home)), "--finish", "restore", "--launches", "6",
+    done = tool.run("cycle", "3000tps@16", "--launch", str(launch.file(tool.home)), "--finish", "restore", "--launches", "6",
                     output_tokens=128)  # fmt: skip
     result = done.json
     assert done.exit == 3, done.err
@@ -68,7 +68,7 @@ def test_ngram_drafts_pay_on_a_model_that_repeats_itself(engines: Engines, tool:
 def test_a_healthy_server_keeps_its_settings_and_useless_drafts_are_ruled_out(engines: Engines, tool: Tool, serve: Serve) -> None:
     launch = serve(engines.vllm())
     before = owners(launch.port)
-    done = tool.run("healthy", "5000tps@16", "--port", str(launch.port), "--launches", "9")
+    done = tool.run("healthy", "3000tps@16", "--port", str(launch.port), "--launches", "9")
     result = done.json
     assert done.exit == 3, done.err
     assert result["ending"] in ("nothing_to_tune", "not_met")
