@@ -34,6 +34,7 @@ from optimizer.box.results import (
     Stopped,
     Swept,
 )  # fmt: skip
+from optimizer.crashpoint import crash_point
 from optimizer.errors import LinkLost, NeedsOperator, PythonMissing
 from optimizer.transport.base import BOOTSTRAP, Transport
 
@@ -74,7 +75,9 @@ class Box:
         program = shim_program()
         payload = b"%d\n" % len(program) + program + json.dumps(request).encode("ascii")
         reader = FrameReader(nonce, on_out)
+        crash_point(f"box.{operation}.before")
         done = await self.transport.run(payload, deadline_s + _MARGIN_S, reader.feed)
+        crash_point(f"box.{operation}.after")
         if reader.reply is None:
             self._no_reply(operation, done.exit, done.stderr)
         answer: dict[str, Any] = json.loads(reader.reply)
@@ -319,6 +322,7 @@ class Box:
 
         def on_out(data: bytes) -> None:
             nonlocal rest
+            crash_point("box.run_job.output")
             rest += data
             *lines, last = bytes(rest).split(b"\n")
             rest = bytearray(last)

@@ -91,7 +91,7 @@ class ServerProcess(Frozen):
     boot_id: str
     engine: str | None
     argv: tuple[str, ...]
-    secret_arguments: int
+    hidden_arguments: int
     cwd: str | None
     exe: str | None
     uid: int

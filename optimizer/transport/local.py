@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from optimizer.crashpoint import crash_point
 from optimizer.transport.base import BOOTSTRAP, ERROR_TAIL_BYTES, OUTPUT_CAP_BYTES, CommandResult
 
 _CHUNK = 1 << 16
@@ -45,6 +46,7 @@ class LocalTransport:
                 pipe.write(stdin)
                 await pipe.drain()
             pipe.close()
+            crash_point("transport.sent")
 
         async def read_output(pipe: asyncio.StreamReader) -> None:
             while data := await pipe.read(_CHUNK):

@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncssh
 
+from optimizer.crashpoint import crash_point
 from optimizer.errors import AuthRefused, BoxError, HostKeyChanged, HostUnknown, LinkLost, OptimizerError, PythonMissing
 from optimizer.transport.base import ERROR_TAIL_BYTES, OUTPUT_CAP_BYTES, CommandResult, command
 
@@ -189,6 +190,7 @@ class SSHTransport:
                 running.stdin.write(stdin)
                 await running.stdin.drain()
                 running.stdin.write_eof()
+                crash_point("transport.sent")
 
         async def read_output(running: "asyncssh.SSHClientProcess[bytes]") -> None:
             while data := await running.stdout.read(_CHUNK):

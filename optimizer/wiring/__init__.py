@@ -243,6 +243,10 @@ async def resume_study(
             raise JournalError(f"Study {name} was never opened completely.", hint="Start a new one; nothing was changed on the box.")
         plan = _pinned_plan(journal, entries, roots, adopt=adopt)
         if state.closed is not None:
+            if not (folder / "report.md").exists():  # it died between its last entry and its report
+                reader = LiveExecutor(Box(LocalTransport()), state.spec, pinned_library(journal, entries))
+                reader.remember(entries, journal.blob)
+                keep_results(journal, reader, state, plan, folder)
             return state, plan, folder
         async with opened_box(state.spec, folder) as box:
             known = pinned_library(journal, journal.read())

@@ -309,7 +309,7 @@ def describe(pid: int, processes: dict[int, procfs.Process], ports: list[int], e
         "boot_id": procfs.boot_id(),
         "engine": engine,
         "argv": arguments,
-        "secret_arguments": len(hidden),
+        "hidden_arguments": len(hidden),
         "cwd": procfs.text(directory) if directory else None,
         "exe": procfs.text(program) if program else None,
         "uid": uid,

@@ -66,7 +66,7 @@ def canaries(folder: Path) -> list[str]:
 async def test_what_leaves_the_box_about_the_original_holds_no_credential(box: Box, original: Original) -> None:
     seen = await original.find(box)
     assert seen.env["PLAIN"] == "visible" and seen.env["HF_TOKEN"] == "«secret»"
-    assert seen.argv[-2:] == ("--api-key", "«secret:0»") and seen.secret_arguments == 1
+    assert seen.argv[-2:] == ("--api-key", "«secret:0»") and seen.hidden_arguments == 1
     assert TOKEN not in seen.model_dump_json() and API_KEY not in seen.model_dump_json()
     assert seen.logs == (str(original.log),) and seen.cwd == "/" and seen.ports == (original.port,)
 

@@ -1,0 +1,1 @@
+from tests.e2e.conftest import box  # noqa: F401

@@ -1,0 +1,157 @@
+"""The coordinator dies by SIGKILL at named points of a whole study on a real server process, and is resumed: the decision is
+the one of a study that nobody disturbed, no launch happens twice, nothing is left on the box."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.fastbox import Done, FastBox, check_ledger, entries
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+PROMOTED = [{"disable_cuda_graph": None, "disable_decode_cuda_graph": None}]
+MET = ("met", PROMOTED)
+
+# In the order in which a study passes them; every coordinator resumes the last one's study and dies in its turn. Each number
+# counts passages within one coordinator.
+EVERY_STEP = (
+    "box.hello.after:1",  # observe: nothing was changed yet
+    "box.lock.after:1",  # secure: locked, no guard
+    "box.secure.after:1",  # secure: guarded, not journalled
+    "box.run_job.output:3",  # calibrate: load on the null server
+    "loop.before_intent:1",  # between two steps
+    "transport.sent:4",  # launch: the box has the order (or the heartbeat beside it), nobody sees the answer
+    "box.listeners.after:1",  # await_ready: in the proof of identity
+    "box.run_job.output:2",  # measure: in the window
+    "journal.append.before_commit:1",  # measure: interrupted, and that not written
+    "box.sweep.before:2",  # stop: decided, not begun (the first sweep takes the dead coordinator's load away)
+    "box.sweep.after:1",  # stop: done, not journalled
+    "loop.after_intent:1",  # launch: announced, never ordered
+    "loop.after_effect:2",  # measure: measured, not journalled
+    "box.launch.after:1",  # launch: started, not journalled
+    "box.order.before:1",  # disarm: decided
+    "box.order.after:1",  # disarm: the guard has its order
+    "box.cleanup.after:1",  # disarm: all but the lock is gone
+    "box.unlock.after:1",  # disarm: all is gone, not journalled
+    "journal.append.after_commit:2",  # closed, and the report not written
+)
+def killed(box: FastBox, words: list[str], point: str) -> bool:
+    """Runs the tool until it dies at ``point``; False when it ended before."""
+    done = box(*words, OPTIMIZER_CRASH_AT=point)
+    if done.exit == -9:
+        return True
+    assert done.exit in (0, 3), f"at {point}: exit {done.exit}\n{done.err}"
+    return False
+
+
+def finished(box: FastBox, study: str, decision: tuple[str, list[object]] = MET) -> Done:
+    """Resumed to its end, everything is as if nobody had died."""
+    done = box("resume", study, "--json")
+    assert done.decision == decision, done.err
+    box.assert_clean()
+    check_ledger(box, study)
+    again = box("replay", study, "--verify", "--json")
+    assert again.json["identical"], again.out
+    for name in ("report.md", "launch.sh", "env.sh"):
+        assert (box.runs / study / name).exists(), f"{name} is missing"
+    assert "--disable-cuda-graph" not in (box.runs / study / "launch.sh").read_text().split("exec", 1)[-1]
+    return done
+
+
+
+def test_killed_in_every_kind_of_step_of_one_study(box: FastBox) -> None:
+    words = box.study("every", "--finish", "restore")
+    for point in EVERY_STEP:
+        assert killed(box, words, point), f"{point} was not passed"
+        words = ["resume", "every", "--json"]
+    done = finished(box, "every")
+    assert done.json["launches"] == 2
+    assert len(box.starts()) == 3
+
+
+def random_gaps(seed: int) -> Iterator[int]:
+    """Points from one death to the next: far, so that the study gets on, then soon, in the midst of recovering, by turns."""
+    rng = random.Random(seed)
+    yield rng.randint(3, 60)
+    while True:
+        yield rng.randint(2, 14)
+        yield rng.randint(70, 110)
+
+
+def kill_at_random(box: FastBox, study: str, gaps: Iterator[int]) -> int:
+    words, deaths = box.study(study, "--finish", "restore"), 0
+    while killed(box, words, f"*:{next(gaps)}"):
+        deaths += 1
+        assert deaths < 40, "the study does not get on"
+        if (box.runs / study / "journal.db").exists() and entries(box.runs / study):
+            words = ["resume", study, "--json"]
+    return deaths
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_killed_at_random_again_and_again(box: FastBox, seed: int) -> None:
+    assert kill_at_random(box, f"random{seed}", random_gaps(seed)) >= 4
+    finished(box, f"random{seed}")
+
+
+def test_the_owners_server_comes_back_whenever_the_coordinator_dies(box: FastBox) -> None:
+    box.serve()
+    words = box.study("owned", "--finish", "restore", launch=False)
+    for point in (
+        "box.stop_original.before:1",
+        "box.stop_original.after:1",
+        "box.launch.after:1",
+        "box.order.before:1",
+        "box.order.after:1",  # the guard is bringing it back
+        "loop.after_effect:1",  # it is back, not journalled (the first effect after a settled restore is the disarming)
+    ):
+        assert killed(box, words, point), f"{point} was not passed"
+        words = ["resume", "owned", "--json"]
+    done = box("resume", "owned", "--json")
+    assert done.decision == MET, done.err
+    box.assert_clean(serving=True)
+    assert box.serving_argv() == [box.argv]
+    assert len([start for start in box.starts() if start["launch"] is None]) == 2, "the owner's start and one restore"
+    check_ledger(box, "owned")
+    assert box("replay", "owned", "--verify", "--json").json["identical"]
+
+
+def test_the_winner_stays_although_the_coordinator_died_while_bringing_it_up(box: FastBox) -> None:
+    box.serve()
+    words = box.study("winner", launch=False)
+    for point in ("box.launch.after:3", "box.listeners.after:1", "box.order.after:1", "box.cleanup.after:1", "box.unlock.after:1"):
+        assert killed(box, words, point), f"{point} was not passed"
+        words = ["resume", "winner", "--json"]
+    done = box("resume", "winner", "--json")
+    assert done.decision == MET, done.err
+    expected = tuple(word for word in box.argv if word != "--disable-cuda-graph")
+    assert box.serving_argv() == [expected]
+    assert box.answers()
+    assert len(set(box.marked().values())) == 1, "the winner, and no guard"
+    check_ledger(box, "winner")
+    assert [name for name in box.leftovers() if not name.startswith("kept") and name not in (".optimizer", "lock")] == []
+    assert box("replay", "winner", "--verify", "--json").json["identical"]
+
+
+SWEEP = os.environ.get("OPTIMIZER_CRASH_SWEEP", "")
+
+
+@pytest.mark.skipif(not SWEEP, reason="the long sweep: OPTIMIZER_CRASH_SWEEP=FIRST:LAST:STEP kills at each of these passages, once each")
+def test_sweep_of_single_kills(tmp_path: Path) -> None:
+    first, last, stride = (int(word) for word in re.fullmatch(r"(\d+):(\d+):(\d+)", SWEEP).groups())  # type: ignore[union-attr]
+    for passage in range(first, last + 1, stride):
+        box = FastBox(tmp_path / str(passage))
+        study = f"sweep{passage}"
+        try:
+            if not killed(box, box.study(study, "--finish", "restore"), f"*:{passage}"):
+                break
+            if (box.runs / study / "journal.db").exists() and entries(box.runs / study):
+                finished(box, study)
+        finally:
+            box.close()
