@@ -10,7 +10,7 @@ from optimizer.ceiling.collectives import collectives_of_step
 from optimizer.ceiling.decode import decode_roof
 from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms, graphs_gain_range
 from optimizer.ceiling.situation import situation_of
-from optimizer.ceiling.speculation import Acceptance, RoundCost, Speculation, acceptance_of, fitted_cost, prior_cost
+from optimizer.ceiling.speculation import MAX_DEPTH, Acceptance, RoundCost, Speculation, acceptance_of, fitted_cost, prior_cost
 from optimizer.ceiling.waterfall import STEP_METRICS, bucket_share, waterfall
 from optimizer.model.ceiling import HardwareSpec, ModelShape, NoCeiling, Situation, Waterfall
 from optimizer.model.evidence import Evidence
@@ -20,6 +20,7 @@ Interval = tuple[float, float]
 # MTP heads of released models accept about 0.7-0.9 of their first draft; nothing is known before a run has shown it.
 PRIOR_ACCEPTANCE = (0.55, 0.90)
 DRAFT_DEPTH = 3
+DEEPER_BY = 2  # one step more changes too little to be seen in a launch
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,18 @@ def draft_depth(inputs: Inputs) -> Interval | None:
 
 
 def draft_deeper(inputs: Inputs) -> Interval | None:
-    """A deeper draft; None where the best depth is not deeper than the present one."""
-    return draft_depth(inputs) if _best_depth(inputs) > inputs.situation.draft_tokens else None
+    """Two more drafts than now. One depth cannot tell what a round costs anyway from what each draft costs, so the interval
+    spans both readings: all of the round's cost belongs to its drafts (low), none of it does (high).
+
+    None where even the middle of the two gains nothing."""
+    found = speculation_of(inputs)
+    if found is None:
+        return None
+    running, depth = inputs.situation.running, inputs.situation.draft_tokens
+    deeper = min(depth + DEEPER_BY, MAX_DEPTH)
+    low = found.speedup(deeper, running) / found.speedup(depth, running)
+    high = found.acceptance.length(deeper) / found.acceptance.length(depth)
+    return (low, high) if low * high > 1.01**2 else None
 
 
 def draft_shallower(inputs: Inputs) -> Interval | None:

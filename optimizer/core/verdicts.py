@@ -60,10 +60,10 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
             f"×{test.judgement.ratio:.3f} after {counts[0]} launch(es), not decided by itself; but it meets the target, so its next launch is "
             "the fresh confirmation, which decides both."
         )
-        body: dict[str, Any] = {**_body(test, "unresolved", why), "provisional": True, "settings": test.settings.values, "before": state.baseline.values,
+        promoted: dict[str, Any] = {**_body(test, "unresolved", why), "provisional": True, "settings": test.settings.values, "before": state.baseline.values,
                 "companions": list(test.bundle), "ratio": list(test.ratio) if test.ratio else None}  # fmt: skip
-        body.pop("bundle", None)
-        return conclude("promoted", body, test.entry)
+        promoted.pop("bundle", None)
+        return conclude("promoted", promoted, test.entry)
     purpose = "candidate" if test.judgement.next_arm == "candidate" else "baseline"
     return bring_up(state, test.settings if purpose == "candidate" else state.baseline, purpose)
 
@@ -146,9 +146,25 @@ def _settle(state: State, test: Test, judgement: Judgement) -> tuple[str, Mappin
         body.pop("bundle", None)
         return "promoted", {**body, "companions": list(test.bundle), "settings": test.settings.values, "before": state.baseline.values}, test.entry
     if judgement.verdict in ("unresolved", "deferred"):
+        if (short := _too_small_for_the_target(state, test, judgement)) is not None:
+            return "pruned", {**body, "why": f"{said}; {short}"}, test.entry
         excluded = f"not seen in {judgement.n_candidate} launch(es); an effect above {100 * (judgement.high - 1):+.1f} % is excluded"
         return "deferred", {**body, "why": f"{said}; {excluded}"}, test.entry
     return "pruned", body, test.entry
+
+
+def _too_small_for_the_target(state: State, test: Test, judgement: Judgement) -> str | None:
+    """Why an undecided effect is ruled out all the same: its claim, or the target, lies beyond its whole interval."""
+    if test.ratio is not None and judgement.high < test.ratio[0]:
+        return f"the predicted ×{test.ratio[0]:.2f} is excluded: it is not what limits this server"
+    assert state.spec is not None
+    primary = state.spec.target.primary
+    if state.reach == "none" or primary is None or primary.direction != "at_least":
+        return None
+    wanted = primary.value / max(result.value for result in state.base_arm.results)
+    if judgement.high < wanted:
+        return f"the target needs ×{wanted:.2f} and an effect above ×{judgement.high:.2f} is excluded: more launches could not change the ending"
+    return None
 
 
 def _body(test: Test, verdict: str, why: str) -> dict[str, Any]:

@@ -158,7 +158,8 @@ def _refused(body: Mapping[str, Any]) -> str:
         return f"On the command line: {', '.join(body['params'])} does nothing here: {body['why']}"
     if body.get("kind") == "hand_over":
         return f"{body['hypothesis']}: no configuration action. {body['why']}"
-    return f"Not launched ({body['kind']}): {changes_text(body.get('params', {}))} for {body.get('hypothesis', '')}: {body['why']}"
+    what = f"{changes_text(body['params'])} for " if body.get("params") else ""
+    return f"Not launched ({body['kind']}): {what}{body.get('hypothesis', '')}: {body['why']}"
 
 
 def _flipped(body: Mapping[str, Any]) -> str:
