@@ -31,7 +31,7 @@ test: dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/optimize lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: dev
 	$(BIN)/ruff check

@@ -14,17 +14,21 @@ MARK = "TESTS_STARTED_BY"
 
 
 def marked(mark: bytes) -> dict[int, str]:
-    """Living processes that inherited the mark, other than this one: process id to command line."""
+    """Living processes that inherited the mark, other than this one: process id to command line and the test that started it."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:  # gone, or not ours to read
             continue
-    return {pid: line for pid, line in found.items() if line}  # a zombie has no command line
+        # A zombie has no command line; Python's own tracker ends with the process that it serves.
+        if mark in variables and line and "multiprocessing.resource_tracker" not in line:
+            test = next((text.partition(b"=")[2].decode() for text in variables if text.startswith(b"PYTEST_CURRENT_TEST=")), "?")
+            found[int(entry.name)] = f"{line[:300]}  <- {test}"
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,4 +43,4 @@ def nothing_is_left_running() -> Iterator[None]:
         time.sleep(0.1)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    assert not left, "tests left processes behind (killed now):\n" + "\n".join(f"  {pid}: {line[:300]}" for pid, line in left.items())
+    assert not left, "tests left processes behind (killed now):\n" + "\n".join(f"  {pid}: {line}" for pid, line in left.items())

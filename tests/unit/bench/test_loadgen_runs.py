@@ -103,7 +103,6 @@ def broken() -> Iterator[dict[str, tuple[Ran, float]]]:
         yield dict(zip(sorted(FAULTS), pool.map(run, sorted(FAULTS)), strict=True))
 
 
-@pytest.mark.xdist_group("faults")
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_each_fault_has_its_class_and_ends(broken: dict[str, tuple[Ran, float]], fault: str) -> None:
     ran, took_s = broken[fault]

@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,14 @@ async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> Non
         await asyncio.sleep(0.02)
 
 
+def end_all(mark: bytes) -> None:
+    """Kill every process that has this variable in its environment."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
 @pytest.fixture
 def free_port() -> int:
     with socket.socket() as probe:
@@ -77,11 +86,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "home"
     folder.mkdir()
     yield folder
-    mark = f"OPTIMIZER_ROOT={folder}/.optimizer".encode()
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
+    end_all(f"OPTIMIZER_ROOT={folder}/.optimizer".encode())
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -105,16 +110,19 @@ def server(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 @pytest.fixture
-async def spawn() -> AsyncIterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts a foreign process (not ours, no marker) and ends it after the test."""
+async def spawn(tmp_path: Path) -> AsyncIterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a foreign process (not ours, no marker) and ends it after the test, with its workers and whoever was started in its
+    place: they all have its environment."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(argv: list[str], **options: object) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+    def start(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        environment = {**(os.environ if options.get("env") is None else options["env"]), "SPAWNED_IN": str(tmp_path)}
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, **{**options, "env": environment})
         started.append(process)
         return process
 
     yield start
+    end_all(f"SPAWNED_IN={tmp_path}".encode())
     for process in started:
         process.kill()
         process.wait()

@@ -150,7 +150,7 @@ async def test_account_without_a_shell(server: Server, connect: Connect) -> None
 async def test_link_that_dies_in_mid_call(server: Server, connect: Connect) -> None:
     box = Box(connect())
     await box.hello()
-    call = asyncio.ensure_future(box.command(["sleep", "20"]))
+    call = asyncio.ensure_future(box.command(["sleep", "8"]))
     await asyncio.sleep(0.5)
     began = time.monotonic()
     server.drop()

@@ -1,0 +1,187 @@
+"""What the documents tell a reader to type works: every command in a ```console block is run, or, where it needs a machine of
+the reader's own, at least understood by the program. A command of a kind that nobody checks fails here."""
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from optimizer import wiring
+from optimizer.errors import UsageError
+from optimizer.journal import Journal
+from optimizer.knowledge.library import load_library
+from optimizer.knowledge.load import find_knowledge
+from optimizer.model.workload import Workload
+from optimizer.runner import hosts
+from optimizer.runner.execute import knowledge_blob
+from optimizer.runner.loop import drive
+from tests.unit.core.model_box import ModelBox, spec
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+STUDIES = {"STUDY": "a41c07", "first": "a41c07"}  # how documents call a study -> the study that stands for it here
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+READING = {"journal", "studies", "replay", "lint", "plan", "diagnose"}
+
+
+def blocks(language: str) -> Iterator[tuple[Path, str]]:
+    for document in DOCUMENTS:
+        for found, text in BLOCK.findall(document.read_text(encoding="utf-8")):
+            if found == language:
+                yield document, text
+
+
+def commands() -> list[tuple[str, str]]:
+    """(document, command) of every line that starts with a prompt, without the comment."""
+    found = []
+    for document, text in blocks("console"):
+        for line in text.splitlines():
+            if line.startswith("$ "):
+                found.append((document.name, shlex.join(shlex.split(line[2:], comments=True))))
+    return list(dict.fromkeys(found))
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as after a first study: the tree's documents and recordings, and a study in runs/ (of a box in memory)."""
+    here = tmp_path_factory.mktemp("here")
+    for name in ("playbooks", "search_spaces", "docs", "tests"):
+        (here / name).symlink_to(ROOT / name)
+    known = load_library(find_knowledge(ROOT))
+    study = spec(study=STUDIES["STUDY"])
+    with Journal.create(here / "runs" / study.study / "journal.db") as journal:
+        journal.append("opened", wiring.opened_body(study, known), expect=journal.last_seq, blobs={"knowledge.json": knowledge_blob(known)})
+        box = ModelBox({"disable_cuda_graph": True}, lambda values: 400.0 if values.get("disable_cuda_graph") else 1200.0)
+        state = asyncio.run(drive(journal, box, wiring.plan_of(known)))
+    assert state.closed is not None and state.closed["ending"] == "met"
+    return here
+
+
+def run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(cwd)}
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def check_optimize(words: list[str]) -> None:
+    """Runs what only reads; of what acts on a simulated box, its plan; the rest has to be understood."""
+    words = [STUDIES.get(word, word) for word in words]
+    host = words[words.index("--host") + 1] if "--host" in words else None
+    understood(words)
+    if words[0] == "run" and host is not None and host.startswith("sim:"):
+        words[0] = "plan"
+    if words[0] in READING and (host is None or host.startswith("sim:")):
+        from optimizer.cli import main
+
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, f"optimize {shlex.join(words)}: exit {done.exit_code}\n{done.output[-800:]}"
+        assert len(done.stdout) > 40, done.stdout
+
+
+def understood(words: list[str]) -> None:
+    """Options exist and have values that are accepted, up to the point where a machine would be reached."""
+    from optimizer.cli import _options, main
+
+    name, context = words[0], main.make_context("optimize", [words[0]], resilient_parsing=True)
+    command = main.get_command(context, name)
+    assert command is not None, f"there is no command {name}"
+    parsed = command.make_context(name, list(words[1:]), parent=context)
+    if name in ("run", "plan"):
+        wiring.prepare(_options(parsed.params), wiring.Roots(runs=Path("/nonexistent")))
+    elif parsed.params.get("host"):
+        hosts.parse_host(parsed.params["host"])
+
+
+@pytest.mark.parametrize(("document", "command"), commands())
+def test_a_documented_command_works(document: str, command: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(command)
+    monkeypatch.chdir(here)
+    if words[0] == "optimize":
+        check_optimize(words[1:])
+    elif words[0] == "make":
+        done = run([*words[:1], "--dry-run", *words[1:]], ROOT)
+        assert done.returncode == 0 and done.stdout, done.stderr
+    elif words[0] == "sqlite-utils":
+        done = run([word.replace("STUDY", STUDIES["STUDY"]) for word in words], here)
+        assert done.returncode == 0 and len(done.stdout.splitlines()) > 2, done.stderr + done.stdout
+    elif words[0] == "pytest":
+        done = run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *words[1:]], ROOT)
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        assert words == [".", ".venv/bin/activate"], f"{document}: nothing checks {command!r}"
+
+
+@pytest.mark.parametrize("words", [["run", "--host", "box", "--no-such"], ["run", "--host", "box", "--target", "fast"], ["tune"]])
+def test_a_command_that_does_not_exist_is_noticed(words: list[str]) -> None:
+    import click
+
+    with pytest.raises((click.ClickException, UsageError, AssertionError)):
+        understood(words)
+
+
+def test_documents_give_commands() -> None:
+    assert len(commands()) > 20
+
+
+def test_the_example_playbook_is_accepted(tmp_path: Path) -> None:
+    for name in ("playbooks", "search_spaces"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    examples = [text for document, text in blocks("yaml") if document.name == "adding-a-playbook.md"]
+    assert examples
+    for text in examples:
+        name = re.match(r"# (playbooks/\S+\.yaml)\n", text)
+        assert name, "an example names its file in the first line"
+        (tmp_path / name[1]).write_text(text, encoding="utf-8")
+        done = run(["optimize", "lint", str(tmp_path), "--json"], tmp_path)
+        assert name[1] not in done.stdout, done.stdout
+        assert '"errors": 0' in done.stdout
+
+
+def test_example_files_are_accepted(tmp_path: Path) -> None:
+    found = 0
+    for document, text in blocks("toml"):
+        found += 1
+        (tmp_path / "box.toml").write_text(text, encoding="utf-8")
+        if document.name == "workloads.md":
+            hosts.read_workload(tmp_path / "box.toml", Workload())
+            assert tomllib.loads(text) == tomllib.loads((ROOT / "docs/examples/long-context.toml").read_text(encoding="utf-8"))
+        else:
+            assert hosts.launch_of(hosts.describe(hosts.parse_host("box"), (tmp_path,))) is not None
+    assert found >= 2
+
+
+def test_every_workload_field_is_documented() -> None:
+    text = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
+    assert not [name for name in Workload.model_fields if f"`{name}`" not in text]
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text(encoding="utf-8")):
+            if not link.startswith("https://"):
+                assert (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_exit_codes_are_the_documented_ones() -> None:
+    rows = {int(code) for code in re.findall(r"^\| (\d+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)}
+    from optimizer import errors
+
+    used = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.OptimizerError)}
+    assert rows == {0, *used, *wiring.EXIT_OF_ENDING.values()}
+
+
+def test_every_option_of_run_is_said_somewhere_or_explains_itself() -> None:
+    """An option without a help text is one that nobody can find."""
+    from optimizer.cli import main
+
+    for name, command in main.commands.items():
+        silent = [option.name for option in command.params if option.param_type_name == "option" and not getattr(option, "help", None)]
+        assert silent == [] or name in ("diagnose", "restore"), (name, silent)
