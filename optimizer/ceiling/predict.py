@@ -20,6 +20,7 @@ Interval = tuple[float, float]
 # MTP heads of released models accept about 0.7-0.9 of their first draft; nothing is known before a run has shown it.
 PRIOR_ACCEPTANCE = (0.55, 0.90)
 DRAFT_DEPTH = 3
+WORTH_A_LAUNCH = 1.03
 DEEPER_BY = 2  # one step more changes too little to be seen in a launch
 
 
@@ -167,7 +168,7 @@ def draft_deeper(inputs: Inputs) -> Interval | None:
     """Two more drafts than now. One depth cannot tell what a round costs anyway from what each draft costs, so the interval
     spans both readings: all of the round's cost belongs to its drafts (low), none of it does (high).
 
-    None where even the middle of the two gains nothing."""
+    None where the middle of the two gains less than 3 %."""
     found = speculation_of(inputs)
     if found is None:
         return None
@@ -175,7 +176,7 @@ def draft_deeper(inputs: Inputs) -> Interval | None:
     deeper = min(depth + DEEPER_BY, MAX_DEPTH)
     low = found.speedup(deeper, running) / found.speedup(depth, running)
     high = found.acceptance.length(deeper) / found.acceptance.length(depth)
-    return (low, high) if low * high > 1.01**2 else None
+    return (low, high) if low * high > WORTH_A_LAUNCH**2 else None
 
 
 def draft_shallower(inputs: Inputs) -> Interval | None:

@@ -28,6 +28,7 @@ HAND_OVER_PROBABILITY = 0.5
 MAX_POINTS_OF_SPACE = 4  # proposals for one hypothesis beyond its try_first points
 OPEN = ("open", "stale")
 SHOWN = 16
+RULED_OUT_DB = 8.0
 SHOWN_PROBABILITY = 0.10
 
 
@@ -82,7 +83,14 @@ def ranked_body(state: State, plan: Plan) -> dict[str, Any]:
     rows = [_row(state, plan, item, look) for item in scored(state, plan)]
     shown = [row for row in rows if row["probability"] >= SHOWN_PROBABILITY or row["status"] != "open"][:SHOWN]
     kind, sentence = picture.out_of_reach(state, plan, rows)
-    return {"hypotheses": shown, "reach": kind, "out_of_reach": sentence}
+    return {"hypotheses": shown, "ruled_out": _ruled_out(rows), "reach": kind, "out_of_reach": sentence}
+
+
+def _ruled_out(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Causes that the evidence alone excludes, strongest first: what nobody has to spend a launch on."""
+    found = [row for row in rows if row["against"] and row["score_db"] <= row["prior_db"] - RULED_OUT_DB]
+    found.sort(key=lambda row: (row["score_db"], row["id"]))
+    return [{"id": row["id"], "family": row["family"], "score_db": row["score_db"], "against": row["against"]} for row in found]
 
 
 def _row(state: State, plan: Plan, item: Scored, look: Look) -> dict[str, Any]:

@@ -153,6 +153,7 @@ class State:
     ceiling: Mapping[str, Any] | None = None
     ceiling_entry: int = 0
     ranked: tuple[Mapping[str, Any], ...] = ()
+    ruled_out: tuple[Mapping[str, Any], ...] = ()
     ranked_version: tuple[int, int] = (0, 0)
     belief_version: int = 0
     provisional: Mapping[str, Any] | None = None  # a promotion that its confirmation still has to bear out
@@ -409,6 +410,7 @@ def _ranked(state: State, entry: Entry) -> State:
     return replace(
         state,
         ranked=tuple(entry.body["hypotheses"]),
+        ruled_out=tuple(entry.body.get("ruled_out", ())),
         ranked_version=(state.base_arm.evidence_entry, state.belief_version),
         reach=entry.body["reach"],
         out_of_reach=entry.body["out_of_reach"],

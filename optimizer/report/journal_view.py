@@ -65,6 +65,9 @@ def _support(entry: Entry) -> list[str]:
             for item in row.get("against", []):
                 if "fact" in item:
                     rows.append(f"against {row['id']}: {item['fact']} = {item['value']}, {item['db']:+g} db")
+        for row in body.get("ruled_out", [])[:8]:
+            facts = [f"{item['fact']} = {item['value']}" for item in row["against"] if "fact" in item]
+            rows.append(f"ruled out without a launch: {row['id']} ({', '.join(facts)})")
         return rows
     if entry.kind == EntryKind.CHOSEN:
         refused = [f"left out: {item['why']}" for item in body.get("refused_parts", [])]

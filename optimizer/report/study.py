@@ -67,6 +67,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     lines += _changes(state)
     lines += _waterfall(state)
     lines += _hypotheses(result)
+    lines += _ruled_out(state)
     lines += _refusals(state)
     lines += _flips(state)
     lines += ["## The journal", ""]
@@ -118,6 +119,14 @@ def _hypotheses(result: Mapping[str, Any]) -> list[str]:
         f"| {row['id']} | {row['family']} | {row['probability']:.2f} | {row['detail']} | {row['reason']} |" for row in result["hypotheses"]
     ]
     return ["## Hypotheses", "", "| cause | family | probability | status | measured |", "|---|---|---|---|---|", *rows, ""] if rows else []
+
+
+def _ruled_out(state: State) -> list[str]:
+    rows = []
+    for item in state.ruled_out:
+        facts = [f"{against['fact']} = {against['value']} ({against['db']:+g} db)" for against in item["against"] if "fact" in against]
+        rows.append(f"- {item['id']} ({item['family']}): {', '.join(facts) or 'by another hypothesis'}")
+    return ["## Ruled out by evidence alone, without a launch", "", *rows, ""] if rows else []
 
 
 def _refusals(state: State) -> list[str]:

@@ -14,7 +14,7 @@ from optimizer.crashpoint import crash_point
 from optimizer.errors import NeedsOperator
 from optimizer.model.entry import Entry
 from optimizer.model.outcome import Failed
-from optimizer.model.step import Step
+from optimizer.model.step import Secure, Step
 from optimizer.runner.base import Effect, EntryLog, Executor
 
 MAX_UNKNOWN = 3  # reconciliations of one intent before a person is asked
@@ -68,7 +68,7 @@ async def drive(log: EntryLog, executor: Executor, plan: Plan, *, stop: StopRequ
 
     while True:
         if state.open is not None:
-            await _settle(state.open, state, executor, append)
+            await _settle(state.open, state, executor, append, stop)
             continue
         if stop.reason is not None and state.closing is None and state.spec is not None:
             append("note", {"stop": stop.ending, "text": stop.reason})
@@ -83,20 +83,26 @@ async def drive(log: EntryLog, executor: Executor, plan: Plan, *, stop: StopRequ
                 crash_point("loop.before_intent")
                 append("intent", {"step": decision.model_dump(mode="json")}, key=decision.key)
                 crash_point("loop.after_intent")
-                effect = await stop.guard(executor.execute(decision), closing=state.closing is not None)
+                effect = await stop.guard(executor.execute(decision), closing=_must_finish(decision, state))
                 crash_point("loop.after_effect")
                 _record(decision, effect, append)
                 crash_point("loop.after_outcome")
 
 
-async def _settle(step: Step, state: State, executor: Executor, append: Callable[..., None]) -> None:
+def _must_finish(step: Step, state: State) -> bool:
+    """Steps that a stop request waits for: those that close the study, and taking the box, which is short: half taken it
+    would be neither ours nor free."""
+    return state.closing is not None or isinstance(step, Secure)
+
+
+async def _settle(step: Step, state: State, executor: Executor, append: Callable[..., None], stop: StopRequest) -> None:
     """An intent without an outcome: we died in between, or the link did. Only reconciliation may say how it ended."""
     if state.open_failures >= MAX_UNKNOWN:
         raise NeedsOperator(
             f"How the step '{step.kind}' ({step.key}) ended could not be found out in {MAX_UNKNOWN} attempts; nothing more was changed.",
             hint="Check the box, then run `optimize resume` again, or `optimize restore --host …` to bring the original server back.",
         )
-    effect = await executor.reconcile(step)
+    effect = await stop.guard(executor.reconcile(step), closing=_must_finish(step, state))
     _record(step, effect, append)
 
 

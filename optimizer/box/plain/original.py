@@ -37,20 +37,40 @@ def _record(pid: int, start_time: int, root: str) -> dict[str, Any]:
     processes = procfs.table()
     members = procfs.descendants([pid], processes) | {pid}
     sockets = {one.inode: one.port for one in procfs.listeners()}
-    ports = {sockets[inode] for inode, owners in procfs.socket_owners(set(sockets)).items() if set(owners) & members}
+    owners = procfs.socket_owners(set(sockets))
+    family = {sockets[inode] for inode, pids in owners.items() if set(pids) & members}
+    own = {sockets[inode] for inode, pids in owners.items() if pid in pids}
+    words = [procfs.text(word) for word in procfs.argv(pid)]
     return {
         "pid": pid,
         "start_time": start_time,
-        "argv": [procfs.text(word) for word in procfs.argv(pid)],
+        "argv": words,
         "exe": procfs.text(program),
         "cwd": procfs.text(directory),
         "outputs": look.output_files(pid),
         "silent": procfs.link("/proc/%d/fd/1" % pid) == b"/dev/null",
         "identity": {"uid": uid, "gid": gid, "groups": groups},
         "around": spawn.surroundings(pid),
-        "ports": sorted(ports),
+        "ports": sorted(serving_ports(words, own, family, _drawn_ports())),
         "launch_id": procfs.launch_id(pid, root),
     }
+
+
+def serving_ports(argv: list[str], own: set[int], family: set[int], drawn: tuple[int, int]) -> set[int]:
+    """Of the ports that a server listens on, those it will listen on again after a restart. Engines also listen on ports
+    that they draw anew at every start (rendezvous of their workers): who waits for one of these waits for ever.
+
+    ``own`` are those of the main process, ``family`` also its children's, ``drawn`` the range the kernel draws from."""
+    values = [after for before, after in zip(argv, argv[1:]) if before == "--port"]
+    values += [word[len("--port=") :] for word in argv if word.startswith("--port=")]
+    named = {int(value) for value in values if value.isdigit()} & family
+    fixed = {port for port in own if not drawn[0] <= port <= drawn[1]}
+    return named or fixed or own or {port for port in family if not drawn[0] <= port <= drawn[1]} or family
+
+
+def _drawn_ports() -> tuple[int, int]:
+    words = (procfs.read("/proc/sys/net/ipv4/ip_local_port_range") or b"").split()
+    return (int(words[0]), int(words[1])) if len(words) == 2 else (32768, 60999)
 
 
 def secure(request: dict[str, Any]) -> dict[str, Any]:
