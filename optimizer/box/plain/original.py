@@ -61,7 +61,7 @@ def serving_ports(argv: list[str], own: set[int], family: set[int], drawn: tuple
     that they draw anew at every start (rendezvous of their workers): who waits for one of these waits for ever.
 
     ``own`` are those of the main process, ``family`` also its children's, ``drawn`` the range the kernel draws from."""
-    values = [after for before, after in zip(argv, argv[1:]) if before == "--port"]
+    values = [argv[index + 1] for index, word in enumerate(argv[:-1]) if word == "--port"]
     values += [word[len("--port=") :] for word in argv if word.startswith("--port=")]
     named = {int(value) for value in values if value.isdigit()} & family
     fixed = {port for port in own if not drawn[0] <= port <= drawn[1]}
