@@ -32,7 +32,7 @@ HEAD = """# Operating characteristics of the judge
 
 Written by `python benchmarks/statistics/run.py --write`; simulations that call the product's own `judge`,
 `pooled_noise` and `drifted`. The bold number is the mean of candidate launches plus baseline launches made for the test;
-the first baseline pair is not counted. Noise is the launch-to-launch sd of ln(metric). The gates are those of the reliability plan.
+the first baseline pair is not counted. Noise is the launch-to-launch sd of ln(metric). A gate is what the project promises; the tests hold it.
 """
 
 
@@ -85,7 +85,7 @@ def report(scale: float) -> str:
                 percent(found.false_drift), f"{found.ideas:.1f}", f"{found.remeasured:.1f}",
             ])  # fmt: skip
     parts.append(table(
-        "S1, S11: studies of 20 launches in which no idea has any effect",
+        "Studies of 20 launches in which no idea has any effect",
         ["noise", "sd", "promote something", "gate", "end with met", "false drift", "ideas", "baselines again"], rows,
     ))  # fmt: skip
     rows = []
@@ -93,7 +93,7 @@ def report(scale: float) -> str:
         cells = [many_tests(edge, draw, GPU, n(4000), 3, (edge, edge + 0.3)).short for draw in gaussian.values()]
         rows.append([f"{edge:.2f}", *map(percent, cells)])
     parts.append(table(
-        "S3: an effect exactly at its predicted lower edge is judged short of it (gate 3 %)",
+        "An effect exactly at its predicted lower edge is judged short of it (gate 3 %)",
         ["edge", *(f"noise {name}" for name in gaussian)], rows,
     ))  # fmt: skip
     rows = []
@@ -102,19 +102,19 @@ def report(scale: float) -> str:
             cells = [coverage(shape(sd), GPU, n(20_000), 4, c, b) for c, b in ((1, 2), (2, 2), (3, 3), (8, 8))]
             rows.append([name, f"{100 * sd:.0f} %", *map(percent, cells)])
     parts.append(table(
-        "S4: coverage of the nominal 95 % interval", ["noise", "sd", "1 against 2", "2 / 2", "3 / 3", "8 / 8"], rows,
+        "Coverage of the nominal 95 % interval", ["noise", "sd", "1 against 2", "2 / 2", "3 / 3", "8 / 8"], rows,
     ))  # fmt: skip
     rows = []
     for name, shape in shapes.items():
         for sd in (0.01, 0.03, 0.05):
             rows.append([name, f"{100 * sd:.0f} %", f"{100 * quick_exits(shape(sd), GPU, n(100_000), 5):.3f} %"])
-    parts.append(table("S10: the first launch alone promotes an idea without effect", ["noise", "sd", "wrong"], rows))
+    parts.append(table("The first launch alone promotes an idea without effect", ["noise", "sd", "wrong"], rows))
     rows = []
     for sd in (0.01, 0.02, 0.03, 0.05):
         cells = [drift_detections(shift, sd, GPU, n(10_000), 6) for shift in (0, 3, 6)]
         rows.append([f"{100 * sd:.0f} %", *map(percent, cells)])
     parts.append(table(
-        "S11: one re-measurement calls a baseline shift of so many s a drift", ["sd", "0", "3", "6"], rows,
+        "One re-measurement calls a baseline shift of so many s a drift", ["sd", "0", "3", "6"], rows,
     ))  # fmt: skip
     parts.append(cpu_part(n))
     return "\n".join(parts)

@@ -188,7 +188,7 @@ def hypotheses(state: State, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _result(state: State, arm: ArmState, metric: str, noise: Noise, *, confirmed: bool) -> dict[str, Any]:
-    """Value with its 95 % interval over launches. A promoted result is the fresh confirmation's number alone (E8)."""
+    """Value with its 95 % interval over launches. A promoted result is the fresh confirmation's number alone."""
     results = [arm.confirmed] if confirmed and arm.confirmed else list(arm.results)
     if not results:
         return {"metric": metric, "unit": unit_of(metric), "value": None, "interval": None, "launches": 0,

@@ -191,7 +191,7 @@ def _nothing_left(state: State, plan: Plan) -> Decision | None:
 
 
 def _confirm(state: State, plan: Plan, then: str | None) -> Decision | None:
-    """One fresh launch of the final settings; only its number is reported as the result (E8)."""
+    """One fresh launch of the final settings; only its number is reported as the result."""
     assert state.spec is not None
     arm = state.base_arm
     if arm.confirmed is not None:
@@ -248,7 +248,7 @@ def _bring_up(state: State, settings: Settings, purpose: Purpose) -> Decision:
 
 
 def _invalid_on(state: State, launch: str) -> bool:
-    """The first run on this launch was invalid: it may be repeated once on the same launch (E11)."""
+    """The first run on this launch was invalid: it may be repeated once on the same launch."""
     assert state.server is not None
     return _invalid_runs(state, launch, state.server.settings) == 1
 

@@ -185,7 +185,7 @@ class State:
         return self.arms.get(settings.digest) or ArmState(settings=settings)
 
     def spoilt_launches(self, settings: Settings) -> int:
-        """Launches of a setting that gave nothing usable although their run was repeated (E11)."""
+        """Launches of a setting that gave nothing usable although their run was repeated."""
         arm = self.arm(settings)
         runs: dict[str, int] = {}
         for launch, _ in arm.invalid:

@@ -52,7 +52,7 @@ class Invalidity(Frozen):
 class LoadPoint(Frozen):
     """One load level. ``metrics`` holds e.g. output_tokens_per_s, requests_per_s, ttft_p50_ms, tpot_p50_ms, error_rate.
 
-    A percentile appears only where the number of requests supports it (ARCHITECTURE section 16)."""
+    A percentile appears only where the number of requests supports it."""
 
     concurrency: int
     requests_ok: int

@@ -27,7 +27,7 @@ class Executor(Protocol):
         ...
 
     async def reconcile(self, step: Step) -> Effect:
-        """Find out how ``step`` ended whose outcome was never written, and finish it (ARCHITECTURE section 6)."""
+        """Find out how ``step`` ended whose outcome was never written, and finish it."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""RELIABILITY section 7 with the product's own judge, at repetition counts that still bind: each gate is checked so that
+"""What the judge promises (docs/statistics.md), with the product's own judge, at repetition counts that still bind: each gate is checked so that
 a true rate at the gate would fail about as often as pass, and the prototype's rate practically never. Full counts:
 benchmarks/statistics."""
 

@@ -1,4 +1,4 @@
-"""Ceilings, waterfalls and computed predictions against launches that were really measured (ARCHITECTURE section 20)."""
+"""Ceilings, waterfalls and computed predictions against launches that were really measured."""
 
 from dataclasses import replace
 

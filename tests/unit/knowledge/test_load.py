@@ -1,4 +1,4 @@
-"""The strict loader against hostile and surprising text (RELIABILITY H1-H8)."""
+"""The strict loader against hostile and surprising text."""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The saturation rule on simulated queues (RELIABILITY S7): false alarms at 80 % load, hits at 120 %."""
+"""The saturation rule on simulated queues: false alarms at 80 % load, hits at 120 %."""
 
 import heapq
 import random

@@ -1,4 +1,4 @@
-"""The steady-state rule: the eight warm-up shapes of RELIABILITY S6, noise, and the copy inside the load generator."""
+"""The steady-state rule: eight warm-up shapes, noise, and the copy inside the load generator."""
 
 import math
 import random

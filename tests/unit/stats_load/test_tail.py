@@ -1,4 +1,4 @@
-"""Percentile claims: the design's table, and the false-claim rate at the boundary (RELIABILITY S5)."""
+"""Percentile claims: the table of counts that they need, and the false-claim rate at the boundary."""
 
 import random
 
