@@ -10,7 +10,15 @@ from optimizer.ceiling.collectives import collectives_of_step
 from optimizer.ceiling.decode import decode_roof
 from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms, graphs_gain_range
 from optimizer.ceiling.situation import situation_of
-from optimizer.ceiling.speculation import MAX_DEPTH, Acceptance, RoundCost, Speculation, acceptance_of, fitted_cost, prior_cost
+from optimizer.ceiling.speculation import (
+    MAX_DEPTH,
+    Acceptance,
+    RoundCost,
+    Speculation,
+    acceptance_of,
+    fitted_cost,
+    prior_cost,
+)
 from optimizer.ceiling.waterfall import STEP_METRICS, bucket_share, waterfall
 from optimizer.model.ceiling import HardwareSpec, ModelShape, NoCeiling, Situation, Waterfall
 from optimizer.model.evidence import Evidence
