@@ -1,0 +1,139 @@
+"""Ctrl-C and SIGTERM while a study runs: it ends with 130, the box is as it was, and what was known is in the journal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.e2e.fastbox import FastBox, check_ledger, entries, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+def wait_for(box: FastBox, process: subprocess.Popen[str], text: str) -> None:
+    def told() -> bool:
+        assert process.poll() is None, box.told(process)
+        return text in box.told(process)
+
+    wait_until(told, 90, text)
+
+
+def ended(box: FastBox, process: subprocess.Popen[str], study: str, *, serving: bool, ending: str = "interrupted", code: int = 130) -> None:
+    began = time.monotonic()
+    done = box.finish(process, 75)
+    assert done.exit == code, done.err
+    assert time.monotonic() - began < 60
+    assert done.json["ending"] == ending
+    assert "Traceback" not in done.err
+    box.assert_clean(serving=serving)
+    check_ledger(box, study)
+    assert box("replay", study, "--verify", "--json").json["identical"]
+
+
+@pytest.mark.parametrize(
+    ("number", "phase"),
+    [
+        (signal.SIGINT, "Reading the box"),
+        (signal.SIGTERM, "Locking the box"),
+        (signal.SIGINT, "Calibrating"),
+        (signal.SIGTERM, "Launching (baseline)"),
+        (signal.SIGINT, "Waiting until"),
+        (signal.SIGTERM, "Measuring"),
+        (signal.SIGINT, "Stopping launch"),
+    ],
+)
+def test_a_signal_ends_the_study_in_every_phase(box: FastBox, number: signal.Signals, phase: str) -> None:
+    process = box.start(*box.study("signalled", "--launches", "3"))
+    wait_for(box, process, phase)
+    process.send_signal(number)
+    ended(box, process, "signalled", serving=False)
+    assert entries(box.runs / "signalled")[-1].kind == "closed"
+
+
+def test_the_owners_server_is_back_after_ctrl_c(box: FastBox) -> None:
+    box.serve()
+    process = box.start(*box.study("owned", launch=False))
+    wait_for(box, process, "Measuring launch 1")  # a candidate: the owner's server is down
+    assert not box.answers()
+    process.send_signal(signal.SIGINT)
+    ended(box, process, "owned", serving=True)
+    assert box.serving_argv() == [box.argv]
+
+
+def test_an_impatient_user_loses_nothing(box: FastBox) -> None:
+    """Ctrl-C again and again, also while the owner's server is brought back."""
+    box.serve()
+    process = box.start(*box.study("hasty", launch=False))
+    wait_for(box, process, "Measuring launch 1")
+    for _ in range(8):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.15)
+    ended(box, process, "hasty", serving=True)
+    assert box.serving_argv() == [box.argv]
+
+
+def test_ctrl_c_after_the_end_changes_nothing_of_the_result(box: FastBox) -> None:
+    process = box.start(*box.study("late", "--finish", "restore"))
+    wait_for(box, process, "Ending the guard")
+    process.send_signal(signal.SIGINT)
+    ended(box, process, "late", serving=False, ending="met", code=0)
+
+
+def test_ctrl_c_while_a_resumed_study_finds_out_how_its_last_step_ended(box: FastBox) -> None:
+    (box.home / "mode").write_text("never-ready")
+    words = box.study("settling")
+    assert box(*words, OPTIMIZER_CRASH_AT="box.read_log.after:1").exit == -9
+    before = len(entries(box.runs / "settling"))
+    process = box.start("resume", "settling", "--json")
+    wait_until(lambda: len(entries(box.runs / "settling")) > before, 20, "it has taken over")
+    time.sleep(2)  # it waits for a server that is never ready
+    process.send_signal(signal.SIGINT)
+    ended(box, process, "settling", serving=False)
+
+
+def test_stop_from_another_terminal(box: FastBox) -> None:
+    process = box.start(*box.study("stopped"))
+    wait_for(box, process, "Measuring")
+    done = box("stop", "stopped", "--json")
+    assert done.exit == 0 and done.json["asked"] is True
+    ended(box, process, "stopped", serving=False)
+
+
+def test_stop_of_a_study_whose_coordinator_is_dead(box: FastBox) -> None:
+    assert box(*box.study("dead"), OPTIMIZER_CRASH_AT="box.launch.after:1").exit == -9
+    assert box.marked()
+    done = box("stop", "dead", "--json")
+    assert done.exit == 0, done.err
+    assert done.json["ending"] == "interrupted"
+    box.assert_clean()
+
+
+@pytest.mark.parametrize("delay_s", [0.3, 0.7, 1.1])
+def test_ctrl_c_before_anything_has_begun(box: FastBox, delay_s: float) -> None:
+    process = box.start(*box.study("early"))
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGINT)
+    done = box.finish(process, 60)
+    assert done.exit in (130, -signal.SIGINT)
+    assert "Traceback" not in done.err
+    box.assert_clean()
+
+
+def test_a_stopped_coordinator_that_wakes_up_finds_its_box_restored(box: FastBox) -> None:
+    """SIGSTOP for longer than the guard's patience: the guard restores, the coordinator notices and ends with 5."""
+    box.serve()
+    process = box.start(*box.study("asleep", "--guard-minutes", "0.5", launch=False))
+    wait_for(box, process, "Measuring launch 1")
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_until(lambda: box.answers() and box.serving_argv() == [box.argv] and not box.marked(), 90, "the guard brings the original back")
+    os.kill(process.pid, signal.SIGCONT)
+    done = box.finish(process, 75)
+    assert done.exit == 5, done.err
+    assert done.json["ending"] == "guard_fired"
+    assert "Traceback" not in done.err
+    box.assert_clean(serving=True)
+    assert box.serving_argv() == [box.argv]
