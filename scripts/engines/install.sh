@@ -29,6 +29,8 @@ digest() { "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buf
 
 # uv does not read pip's configuration. CPU builds of torch are on no public index that pip asks by default, so a
 # machine usually names a folder or page of wheels there; otherwise UV_EXTRA_INDEX_URL can name PyTorch's CPU index.
+# Nor does it trust what the machine trusts unless it is told to (the second name is the newer one).
+export UV_NATIVE_TLS=true UV_SYSTEM_CERTS=true
 links=()
 while read -r link; do links+=(--find-links "$link"); done < <("$python" -m pip config get global.find-links 2>/dev/null | tr -s ' \t' '\n\n' | grep . || true)
 if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] && index=$("$python" -m pip config get global.index-url 2>/dev/null); then
