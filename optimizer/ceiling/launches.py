@@ -27,8 +27,10 @@ def graphs_gain(
     round_ms: float, eager_step_ms: float, roof_ms: float, efficiency: float, collectives_ms: float = 0.0
 ) -> float:
     """Throughput ratio of capturing the running batch: the step shrinks, the rest of the round stays."""
-    saved = max(eager_step_ms - graphed_step_ms(roof_ms, efficiency, collectives_ms), 0.0)
-    return round_ms / max(round_ms - saved, 1e-9)
+    graphed_ms = graphed_step_ms(roof_ms, efficiency, collectives_ms)
+    saved_ms = max(eager_step_ms - graphed_ms, 0.0)
+    # A median step may exceed the mean round; what is left of the round is never shorter than the graphed step itself.
+    return round_ms / max(round_ms - saved_ms, min(graphed_ms, round_ms), 1e-9)
 
 
 def graphs_gain_range(

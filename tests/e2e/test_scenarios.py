@@ -1,0 +1,104 @@
+"""The four investigations on their simulated copies, through the command line, as a user would run them. The endings and the
+launches allowed are those that the investigations themselves had; everything else (order, settings) is left to the product."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from optimizer.journal import Journal
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+
+def optimize(*arguments, runs, timeout=400):
+    done = subprocess.run(
+        [sys.executable, "-m", "optimizer", "--runs", str(runs), *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
+    return done
+
+
+def study(name, tmp_path):
+    done = optimize("run", "--host", f"sim:{name}", "--study", "s", "--json", "--yes", runs=tmp_path)
+    result = json.loads(done.stdout)
+    assert done.returncode == {"met": 0}.get(result["ending"], 3), done.stderr
+    verified = optimize("replay", "s", "--verify", "--json", runs=tmp_path)
+    assert json.loads(verified.stdout)["identical"] is True
+    assert left_behind(tmp_path) == []
+    return result
+
+
+def left_behind(runs):
+    """Processes that carry the study's marker, and what is left of its directory on the simulated box."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if b"OPTIMIZER_LAUNCH_ID=s:" in environment and os.fsencode(str(runs)) in environment:
+                found.append(entry.name)
+    return found + [str(path) for path in runs.glob("s/box/*/.optimizer")]
+
+
+def level(result, concurrency):
+    return next(row["output_tokens_per_s"] for row in result["levels"] if row["concurrency"] == concurrency)
+
+
+def status(result, hypothesis):
+    return next((row["status"] for row in result["hypotheses"] if row["id"] == hypothesis), None)
+
+
+def launched(runs):
+    """Changes of every candidate that was launched."""
+    with Journal.open(runs / "s" / "journal.db", write=False) as journal:
+        return [entry.body["changes"] for entry in journal.read() if entry.kind == "chosen" and entry.body["changes"]]
+
+
+def test_kimi_on_eight_pcie_cards_reaches_its_target(tmp_path):
+    result = study("rtx6000x8-k26", tmp_path)
+    assert result["ending"] == "met"
+    assert result["launches"] <= 3
+    assert level(result["baseline"], 1) == pytest.approx(26, rel=0.2)
+    assert level(result["best"], 32) > 1000
+    assert level(result["best"], 1) >= 98 * 0.95
+    assert status(result, "cuda-graph-disabled") == "supported"
+
+
+def test_qwen_on_two_a6000_gets_deeper_drafts_and_no_nccl_launch(tmp_path):
+    result = study("a6000x2-qwen27b", tmp_path)
+    assert result["launches"] <= 3
+    assert 35 * 0.93 <= result["baseline"]["value"] <= 40 * 1.05
+    assert 50 * 0.95 <= result["best"]["value"] <= 57 * 1.05
+    assert result["best"]["settings"]["speculative_num_steps"] == 3
+    assert not [changes for changes in launched(tmp_path) if any(name.startswith("env.NCCL") for name in changes)]
+    report = (tmp_path / "s" / "report.md").read_text()
+    assert "Ruled out by evidence alone" in report and "nccl" in report
+    assert "drafts" in report and "kernel" in report  # what bounds the rest
+
+
+def test_deepseek_on_sm120_is_not_reachable_by_configuration(tmp_path):
+    result = study("rtx6000x8-dsv4", tmp_path)
+    assert result["ending"] == "unreachable_by_configuration"
+    assert result["launches"] <= 5
+    assert result["hypotheses"][0]["family"] == "kernel"
+    assert result["promoted"] == []
+    tried = launched(tmp_path)
+    for word in ("cuda_graph", "NCCL", "speculative"):
+        assert len([changes for changes in tried if any(word in name for name in changes)]) <= 1, word
+    for hypothesis in ("cuda-graph-batch-uncovered", "nccl-proto-channel-mistuned", "speculation-off"):
+        assert status(result, hypothesis) == "pruned"
+
+
+def test_a_dense_model_on_one_h200_gets_its_graphs(tmp_path):
+    result = study("h200-7b", tmp_path)
+    assert result["ending"] == "met"
+    assert result["launches"] <= 2
+    assert level(result["baseline"], 1) == pytest.approx(38, rel=0.15)
+    assert level(result["best"], 1) == pytest.approx(207, rel=0.15)
+    assert level(result["best"], 16) == pytest.approx(2600, rel=0.2)
+    assert status(result, "cuda-graph-disabled") == "supported"
