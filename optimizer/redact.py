@@ -83,6 +83,18 @@ def is_secret_name(name: str) -> bool:
     return bool(_BARE_TOKEN.fullmatch(plain)) and not _COUNTED_TOKEN.fullmatch(plain)
 
 
+# Broader, for single names: words that make one suspicious, and those that only count tokens or name a tokenizer.
+_SUSPICIOUS = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|AUTH|(?:^|_)(?:PAT|DSN|BEARER)(?:_|$)")
+_INNOCENT = re.compile(r"TOKENIZER|TOKENS|(?<=_)TOKEN_")
+
+
+def may_hold_secret(name: str) -> bool:
+    """Whether a flag or variable of this name could hold a secret. Errs towards yes: for places where a harmless value that is
+    left out costs little, as in what becomes a setting or is written into a script."""
+    plain = name.upper().replace("-", "_")
+    return is_secret_name(name) or _SUSPICIOUS.search(_INNOCENT.sub("", plain)) is not None
+
+
 class Redactor:
     """Removes secrets and remembers, in memory only, those it recognised by name, so that later copies go as well."""
 

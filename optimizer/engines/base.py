@@ -19,9 +19,9 @@ from optimizer.model.base import FiniteFloat, Frozen, Value
 from optimizer.model.evidence import Evidence
 from optimizer.model.flags import FlagTable
 from optimizer.model.settings import Settings
+from optimizer.redact import may_hold_secret
 
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-_SECRET_ENV = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|COOKIE|AUTH)", re.IGNORECASE)
 
 ExitCause = Literal["oom", "bad_flag", "port_busy", "model_missing", "nccl", "timeout", "crashed", "unknown"]
 
@@ -329,7 +329,7 @@ class Engine(ABC):
         return {
             name: env[name]
             for name in sorted(env)
-            if self.settings_env.match(name) and not _SECRET_ENV.search(_plain(name))
+            if self.settings_env.match(name) and not may_hold_secret(name)
         }
 
     def classify_exit(self, log_tail: str, code: int | None) -> ExitCause:
@@ -379,11 +379,6 @@ def _flat(wanted: Mapping[str, Value]) -> dict[str, Value]:
         else:
             flat[name] = value
     return flat
-
-
-def _plain(name: str) -> str:
-    # TOKENIZERS_PARALLELISM and NEW_TOKEN_RATIO hold no secret.
-    return name.replace("TOKENIZER", "").replace("_TOKEN_", "_").replace("TOKENS", "")
 
 
 def _env_name(param: str) -> str:

@@ -2,14 +2,12 @@
 renamed, which values are text, which flags are no settings at all. Responsible for names only; ``argv.py`` reads and
 edits with it."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from optimizer.model.flags import Flag, FlagTable
-
-_SECRET_FLAG = re.compile(r"(api[-_]?key|token$|password|secret|credential)", re.IGNORECASE)
+from optimizer.redact import may_hold_secret
 
 
 @dataclass(frozen=True)
@@ -66,4 +64,4 @@ class Dialect:
 
     def is_identity(self, param: str) -> bool:
         """No setting: where and as whom the server runs, or a secret, which never becomes a setting."""
-        return param in self.identity or _SECRET_FLAG.search(param) is not None
+        return param in self.identity or may_hold_secret(param)

@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from optimizer.engines.base import Command
-from optimizer.engines.dialect import _SECRET_FLAG
 from optimizer.model.base import Value
+from optimizer.redact import Redactor, may_hold_secret
 
-_SECRET_ENV = re.compile(r"(_KEY|APIKEY|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE)", re.IGNORECASE)
-_NO_SECRET_ENV = re.compile(r"TOKENIZER|MAX_NEW_TOKENS|TOKEN_RATIO", re.IGNORECASE)
+_HIDDEN = re.compile("«(?:secret|redacted)")  # what stands for a value that never left the box
 
 
 def render(command: Command, settings: Mapping[str, Value], comments: Iterable[str] = ()) -> dict[str, str]:
@@ -22,7 +21,7 @@ def render(command: Command, settings: Mapping[str, Value], comments: Iterable[s
     for name, value in sorted(command.env.items()):
         if value is None:
             environment.append(f"unset {name}")
-        elif _is_secret_env(name):
+        elif _is_secret(name, value):
             environment.append(f': "${{{name}:?set {name} before you start the server}}"; export {name}')
         else:
             environment.append(f"export {name}={shlex.quote(value)}")
@@ -49,15 +48,19 @@ def _without_secrets(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, st
     tokens: list[str] = []
     needed: list[tuple[str, str]] = []
     hide_next = ""
-    for token in argv:
-        name, equals, _ = token.partition("=")
-        flag = name if token.startswith("--") and _SECRET_FLAG.search(name[2:]) else ""
+    for number, token in enumerate(argv):
+        name, equals, value = token.partition("=")
+        flag = name if token.startswith("--") and _is_secret(name[2:], value) else ""
         if hide_next and not token.startswith("--"):
             tokens.append(f'"${{{_variable(hide_next)}}}"')
             needed.append((_variable(hide_next), hide_next))
         elif flag and equals:
             tokens.append(f'{flag}="${{{_variable(flag)}}}"')
             needed.append((_variable(flag), flag))
+        elif _is_secret("", token):
+            before = argv[number - 1] if number and argv[number - 1].startswith("--") else f"argument {number}"
+            tokens.append(f'"${{{_variable(before)}}}"')
+            needed.append((_variable(before), before))
         else:
             tokens.append(shlex.quote(token))
         hide_next = flag if flag and not equals else hide_next if hide_next and not token.startswith("--") else ""
@@ -68,5 +71,6 @@ def _variable(flag: str) -> str:
     return re.sub(r"\W", "_", flag.lstrip("-")).upper()
 
 
-def _is_secret_env(name: str) -> bool:
-    return _SECRET_ENV.search(_NO_SECRET_ENV.sub("", name)) is not None
+def _is_secret(name: str, value: str) -> bool:
+    """By its name, by its looks, or because it was hidden before it came here."""
+    return may_hold_secret(name) or _HIDDEN.search(value) is not None or Redactor().text(value) != value

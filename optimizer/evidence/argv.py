@@ -7,6 +7,7 @@ from optimizer.evidence.found import Found
 from optimizer.evidence.literal import literal
 from optimizer.evidence.sglang_args import kv_dtype, quantization
 from optimizer.model.base import Value
+from optimizer.redact import may_hold_secret
 
 _ALIASES = {
     "sglang": {
@@ -31,7 +32,6 @@ _ALIASES = {
         "spec_tokens": "num_speculative_tokens",
     },
 }
-_SECRET = re.compile(r"key|token$|password|secret|credential", re.IGNORECASE)
 
 
 def asked(argv: Sequence[str], engine: str) -> dict[str, Value]:
@@ -61,7 +61,7 @@ def asked(argv: Sequence[str], engine: str) -> dict[str, Value]:
             result[key[3:]] = False
         else:
             result[key] = True if not values else values[0] if len(values) == 1 else values
-    return {key: "***" if _SECRET.search(key) and isinstance(value, str) else value for key, value in result.items()}
+    return {key: "***" if isinstance(value, str) and may_hold_secret(key) else value for key, value in result.items()}
 
 
 def _numeric(word: str) -> bool:
