@@ -64,8 +64,15 @@ def main(ctx: click.Context, as_json: bool, runs: Path, knowledge: Path | None) 
     ctx.obj = {"json": as_json, "runs": runs, "knowledge": knowledge}
 
 
+def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    """At once, so that an error of the very first check is a document as well."""
+    ctx.obj["json"] = ctx.obj["json"] or value
+    return value
+
+
 def _json_option(command: Any) -> Any:
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(command)
+    text = "One JSON document on stdout."
+    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=_remember_json, help=text)(command)
 
 
 def _roots(ctx: click.Context) -> Roots:
@@ -287,7 +294,10 @@ def stop(ctx: click.Context, study: str, as_json: bool) -> None:
         message = {"study": study, "asked": True, "coordinator": holder}
         text = f"Asked the coordinator (process {holder}) of {study} to close it; follow with: optimize journal {study} --follow"
     else:
-        state, plan_, _ = asyncio.run(resume_study(study, roots))
+        try:
+            state, plan_, _ = asyncio.run(resume_study(study, roots))
+        finally:
+            (folder / "stop").unlink(missing_ok=True)
         message = {**result_of(state, plan_), "asked": False}
         text = f"Study {study} is closed: {message['ending']}."
     if _wants_json(ctx, as_json):

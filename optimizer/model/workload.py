@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from optimizer.model.base import Frozen
+from optimizer.model.base import FiniteFloat, Frozen
 
 
 class Workload(Frozen):
@@ -18,11 +18,11 @@ class Workload(Frozen):
     shared_prefix_tokens: int = Field(default=0, ge=0)
     api: Literal["completions", "chat"] = "completions"
     vocabulary: Literal["words", "ascii"] = "words"
-    warmup_min_s: float = Field(default=30.0, ge=0)
-    warmup_max_s: float = Field(default=300.0, ge=0)
-    window_s: float = Field(default=60.0, gt=0)
-    side_window_s: float = Field(default=20.0, gt=0)
-    confirm_window_s: float = Field(default=600.0, gt=0)
+    warmup_min_s: FiniteFloat = Field(default=30.0, ge=0)
+    warmup_max_s: FiniteFloat = Field(default=300.0, ge=0)
+    window_s: FiniteFloat = Field(default=60.0, gt=0)
+    side_window_s: FiniteFloat = Field(default=20.0, gt=0)
+    confirm_window_s: FiniteFloat = Field(default=600.0, gt=0)
 
     @property
     def text(self) -> str:

@@ -208,7 +208,14 @@ class LiveExecutor:
         await self.box.lock(study)
         status = await self.box.guard_status(study)
         epoch = (status.fenced_epoch or 0) + 1
-        guard = await self.box.secure(study, self.session.known.original, step.minutes, epoch=epoch)
+        try:
+            guard = await self.box.secure(study, self.session.known.original, step.minutes, epoch=epoch)
+        except ShimRefused:
+            # Nothing was changed, so nothing may stay: a box without a guard is not held either.
+            await self.box.sweep(study, keep_guard=False)
+            await self.box.cleanup(study)
+            await self.box.unlock(study)
+            raise
         self._heartbeat()
         return Effect(Done(body={"armed": True, "guard_pid": guard.pid, "epoch": epoch, "minutes": guard.minutes}))
 

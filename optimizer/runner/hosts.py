@@ -65,7 +65,7 @@ def describe(host: HostSpec, folders: tuple[Path, ...]) -> HostDescription:
         if host.kind != "sim" and path.is_file():
             try:
                 return HostDescription.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
+            except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError, RecursionError) as error:
                 raise UsageError(f"The host file {path} cannot be used: {error}", hint=EXAMPLE.format(host=host.name)) from error
     return HostDescription()
 
@@ -91,9 +91,11 @@ def parse_launch(text: str) -> LaunchSpec:
 def _launch_file(path: Path) -> LaunchSpec:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or not data.get("argv"):
+            raise ValueError("it names no argv")
         allowed = {key: data[key] for key in ("argv", "env", "cwd", "log") if data.get(key) is not None}
         return LaunchSpec.model_validate(allowed)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"The launch file {path} cannot be used: {error}", hint='It must hold {"argv": [...], "env": {...}}.') from error
 
 
@@ -113,8 +115,10 @@ def read_workload(path: Path, base: Workload) -> Workload:
     """``--workload FILE`` (TOML or JSON): the fields of Workload; what it leaves out keeps its default."""
     try:
         text = path.read_text(encoding="utf-8")
-        data: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        data: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("it holds no fields")
         return Workload.model_validate({**base.model_dump(), "name": path.stem, **data})
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError, ValidationError, RecursionError) as error:
         fields = ", ".join(Workload.model_fields)
         raise UsageError(f"The workload file {path} cannot be used: {error}", hint=f"Fields: {fields}.") from error

@@ -4,11 +4,13 @@ place where everything meets; it decides nothing."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
+import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,8 +21,10 @@ from optimizer.box.box import Box
 from optimizer.core.closing import summary
 from optimizer.core.plan import Plan
 from optimizer.core.state import State, fold
+from optimizer.engines.registry import engine
 from optimizer.errors import JournalError, KnowledgeChanged, UsageError
 from optimizer.journal import Journal
+from optimizer.journal.files import is_unfinished
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.load import find_knowledge, read_files
 from optimizer.model.entry import Entry, EntryKind
@@ -35,6 +39,7 @@ from optimizer.runner.survey import find_target
 from optimizer.transport.base import Transport
 from optimizer.transport.local import LocalTransport
 
+_STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a folder here and on the box, and part of every launch id
 PINNED_PACKAGES = ("optuna", "pydantic", "asyncssh", "httpx", "sqlite-utils")
 EXIT_OF_ENDING = {
     "met": 0, "not_met": 3, "unreachable_by_configuration": 3, "nothing_to_tune": 3, "unfit": 4, "needs_operator": 5,
@@ -119,13 +124,21 @@ class Prepared:
 
 def prepare(options: Options, roots: Roots, *, need_target: bool = True) -> Prepared:
     """Resolve the options into the pinned spec. Raises UsageError before anything is touched."""
+    _check_numbers(options)
+    if options.engine is not None:
+        engine(options.engine)
     host = hosts.parse_host(options.host)
-    study = options.study or secrets.token_hex(3)
+    study = options.study if options.study is not None else secrets.token_hex(3)
+    if not _STUDY.fullmatch(study) or study in ("recorded", "diagnose", "restore"):
+        raise UsageError(
+            f"{study!r} cannot be the name of a study.",
+            hint="Up to 64 letters, digits, dots, dashes and underscores, beginning with a letter or digit.",
+        )
     folder = roots.runs / study
-    if options.study and (folder / "journal.db").exists():
+    if options.study and (folder / "journal.db").exists() and not is_unfinished(folder / "journal.db"):
         raise UsageError(f"There is a study {study!r} already.", hint=f"optimize resume {study}, or choose another name.")
     description = hosts.describe(host, (Path("hosts"), _config_folder() / "hosts"))
-    launch = hosts.parse_launch(options.launch) if options.launch else hosts.launch_of(description)
+    launch = hosts.parse_launch(options.launch) if options.launch is not None else hosts.launch_of(description)
     base, target_text, scale = Workload(), list(options.target), 1.0
     if host.kind == "sim":
         from optimizer.engines import simulator
@@ -145,10 +158,6 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True) -> Prep
         workload = workload.model_copy(update={"concurrency": target.concurrency, "side_levels": sides})
     if options.confirm_window_s is not None:
         workload = workload.model_copy(update={"confirm_window_s": options.confirm_window_s})
-    if options.launches < 2:
-        raise UsageError(f"A budget of {options.launches} launches cannot test anything.", hint="Give at least --launches 2.")
-    if not options.minutes > 0:
-        raise UsageError("The budget must be longer than 0 minutes.", hint="Example: --budget 2h")
     spec = StudySpec(
         study=study,
         host=_resolved_host(host, description),
@@ -168,6 +177,29 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True) -> Prep
         seed=options.seed if options.seed is not None else int(study, 16) % 100_000 if _is_hex(study) else 0,
     )
     return Prepared(spec=spec, folder=folder)
+
+
+def _check_numbers(options: Options) -> None:
+    if options.launches < 2:
+        raise UsageError(f"A budget of {options.launches} launches cannot test anything.", hint="Give at least --launches 2.")
+    if not 0 < options.minutes < math.inf:
+        raise UsageError("The budget must be longer than 0 minutes, and end one day.", hint="Example: --budget 2h")
+    numbers = {"--guard-minutes": options.guard_minutes, "--confirm-window": options.confirm_window_s, "--time-scale": options.time_scale}
+    for name, value in numbers.items():
+        if value is not None and not math.isfinite(value):
+            raise UsageError(f"{name} {value} is no number that can be used.")
+
+
+@contextmanager
+def _writable(runs: Path) -> Iterator[None]:
+    """A folder of studies that cannot be written is told before anything else happens."""
+    try:
+        yield
+    except OSError as error:
+        raise JournalError(
+            f"The folder of the studies cannot be written: {error.filename or runs}: {error.strerror}.",
+            hint="Without a journal nothing is done. Name another folder: optimize --runs FOLDER run …",
+        ) from error
 
 
 def _resolved_host(host: HostSpec, description: hosts.HostDescription) -> HostSpec:
@@ -219,11 +251,14 @@ async def run_study(
 ) -> tuple[State, Plan, Path]:  # fmt: skip
     """A whole study, from nothing to its end. ``ask`` answers the one question that needs a person: may the server stop?"""
     known = library(roots)
-    prepared = prepare(options, roots)
+    with _writable(roots.runs):
+        prepared = prepare(options, roots)
     spec, folder = prepared.spec, prepared.folder
     async with opened_box(spec, folder) as box:
         spec = await _with_consent(box, spec, ask)
-        with Journal.create(folder / "journal.db") as journal:
+        with _writable(roots.runs):
+            created = Journal.create(folder / "journal.db")
+        with created as journal:
             if announce is not None:
                 announce(spec, folder)
             journal.append("opened", opened_body(spec, known), expect=journal.last_seq, blobs={"knowledge.json": knowledge_blob(known)})

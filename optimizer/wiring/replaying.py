@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.core.state import fold
+from optimizer.errors import JournalError
 from optimizer.journal import Journal
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.runner.loop import drive
@@ -18,6 +19,9 @@ from optimizer.wiring import Roots, plans_by_entry
 def replay_study(name: str, roots: Roots, *, verify: bool, until: int | None) -> dict[str, Any]:
     """``identical`` tells whether today's code decides as recorded; ``text`` says it for people."""
     folder = Path(name) if (Path(name) / "journal.db").is_file() else roots.study(name)
+    with Journal.open(folder / "journal.db", write=False) as journal:
+        if not journal.last_seq:
+            raise JournalError(f"The journal of {folder.name} holds no entry: there is nothing to replay.", hint="It ended before it began.")
     return _verified(folder, until) if verify else _driven(folder, until)
 
 
