@@ -33,10 +33,18 @@ def policy(state: State) -> JudgePolicy:
     """How much evidence a verdict needs on this kind of box: identical relaunches on a shared CPU differ far more."""
     assert state.spec is not None
     kind: economy.BoxKind = "gpu" if (state.survey or {}).get("gpu_count") else "cpu"
-    # Launches cannot agree better than the windows of one launch do.
-    first = state.first_arm.results[:1]
-    floor = first[0].points[0].metrics.get("output_tokens_per_s_rel_se", 0.0) if first and first[0].points else 0.0
-    return economy.policy_for(kind, thorough=state.spec.thorough, noise_floor=floor)
+    policy_ = economy.policy_for(kind, thorough=state.spec.thorough)
+    # How uneven the windows of one launch are is a first idea of how launches differ; repeated launches then correct it.
+    uneven = sorted(
+        result.points[0].metrics["output_tokens_per_s_rel_se"]
+        for arm in state.arms.values()
+        for result in arm.results
+        if result.points and "output_tokens_per_s_rel_se" in result.points[0].metrics
+    )
+    if not uneven:
+        return policy_
+    middle = uneven[len(uneven) // 2]
+    return policy_.model_copy(update={"prior_sd": max(policy_.prior_sd, min(middle, economy.CPU_PRIOR_SD))})
 
 
 def launches_left(state: State, reserve: int) -> int:
