@@ -11,7 +11,7 @@ import pytest
 
 from optimizer.journal import Journal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.scenarios, pytest.mark.timeout(420)]
 
 
 def optimize(*arguments, runs, timeout=400):
