@@ -28,6 +28,7 @@ from optimizer.journal.files import is_unfinished
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.load import find_knowledge, read_files
 from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.flags import FlagTable
 from optimizer.model.study import Budget, Finish, HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import Target, parse_target
 from optimizer.model.workload import Workload
@@ -35,7 +36,7 @@ from optimizer.runner import hosts
 from optimizer.runner.execute import LiveExecutor, knowledge_blob
 from optimizer.runner.loop import StopRequest, Watch, drive
 from optimizer.runner.signals import interruptible
-from optimizer.runner.survey import find_target
+from optimizer.runner.survey import Unfit, find_target
 from optimizer.transport.base import Transport
 from optimizer.transport.local import LocalTransport
 
@@ -320,20 +321,15 @@ async def _with_consent(box: Box, spec: StudySpec, ask: Callable[[str], bool] | 
     """A server that runs is stopped only with consent: asked before the study opens, so that saying no leaves no trace."""
     if spec.consent:
         return spec
-    hello = await box.hello()
-    assert hello
     try:
-        _, _, original = await find_target(box, spec)
-    except Exception as error:
-        from optimizer.runner.survey import Unfit
-
-        if isinstance(error, Unfit):  # the survey will say so, in the journal
-            return spec
-        raise
+        adapter, launch, original = await find_target(box, spec)
+    except Unfit:  # the survey will say so, in the journal
+        return spec
     if original is None:
         return spec
+    port = adapter.identity(launch.argv, FlagTable(known=False)).port
     question = (
-        f"A server runs on {spec.host.name} (process {original.pid}, port {', '.join(map(str, original.ports))}). "
+        f"A server runs on {spec.host.name} (process {original.pid}, port {port}). "
         "It will be stopped for the time of the study and brought back at the end. Go on?"
     )
     if ask is None or not ask(question):
