@@ -8,6 +8,7 @@ from typing import Any
 
 from optimizer.core import economy
 from optimizer.core.plan import Plan
+from optimizer.core.score import probability_of
 from optimizer.core.state import ArmState, State
 from optimizer.model.settings import Settings
 from optimizer.model.step import ORIGINAL, AwaitReady, Launch, Restore, Secure, Step, Stop
@@ -172,26 +173,22 @@ def summary(state: State, plan: Plan) -> dict[str, Any]:
 
 
 def hypotheses(state: State, plan: Plan) -> list[dict[str, Any]]:
-    """Every ranked hypothesis with its status in the user's four words, and the inner one beside it."""
+    """Every ranked hypothesis with its status in the user's four words, and the inner one beside it. One that was cured shows the
+    probability that it *was* the cause: evidence before its test, and the verdict."""
     words = {"supported": "supported", "pruned": "pruned", "stale": "stale"}
-    rows = []
-    for row in state.ranked:
-        belief = state.beliefs.get(row["id"])
+    rows, known = [], {row["id"]: row for row in state.ranked}
+    for name in (*known, *sorted(set(state.beliefs) - set(known))):
+        belief, playbook = state.beliefs.get(name), plan.playbook(name)
+        if playbook is None:
+            continue
+        score_db = known[name]["score_db"] if name in known else playbook.prior_db + (belief.measured_db if belief else 0.0)
+        if belief is not None and belief.final_db is not None:
+            score_db = belief.final_db
         inner = belief.status if belief else "open"
         rows.append({
-            "id": row["id"], "family": row["family"], "probability": row["probability"], "score_db": row["score_db"],
+            "id": name, "family": playbook.family, "probability": round(probability_of(score_db), 4), "score_db": round(score_db, 2),
             "status": words.get(inner, "open"), "detail": inner, "reason": belief.reason if belief else "",
         })  # fmt: skip
-    known = {row["id"] for row in rows}
-    for name, belief in sorted(state.beliefs.items()):
-        playbook = plan.playbook(name)
-        if name not in known and playbook is not None:
-            supported = belief.status == "supported"
-            db = max(-30.0, min(30.0, belief.measured_db + playbook.prior_db))
-            rows.append({
-                "id": name, "family": playbook.family, "probability": round(1 / (1 + 10 ** (-db / 10)), 4), "score_db": db,
-                "status": words.get(belief.status, "open"), "detail": belief.status if not supported else "supported", "reason": belief.reason,
-            })  # fmt: skip
     return rows
 
 

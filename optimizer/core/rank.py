@@ -235,7 +235,8 @@ def _bundled(state: State, plan: Plan, body: dict[str, Any], testable: Sequence[
         if refuse({**changes, **other["changes"]}, ground(state, plan), tried=tried_digests(state, ground(state, plan))):
             continue
         changes |= other["changes"]
-        companions.append({"hypothesis": book.id, "changes": other["changes"], "claim": book.claim, "ratio": row["ratio"]})
+        companions.append({"hypothesis": book.id, "changes": other["changes"], "claim": book.claim, "ratio": row["ratio"],
+                           "score_db": row["score_db"]})  # fmt: skip
         ratios.append(row["ratio"])
     if not companions:
         return body
@@ -247,7 +248,7 @@ def _candidate(state: State, plan: Plan, book: Playbook, row: Mapping[str, Any])
     look, base = view(state, plan), ground(state, plan)
     action = _action(book, state, look)
     common = {"hypothesis": book.id, "claim": book.claim, "family": book.family, "ratio": row["ratio"], "probability": row["probability"],
-              "value": row["value"], "discriminating_test": book.discriminating_test}  # fmt: skip
+              "score_db": row["score_db"], "value": row["value"], "discriminating_test": book.discriminating_test}  # fmt: skip
     tried = tried_digests(state, base)
     refusals: list[Refusal] = []
     if isinstance(action, SetAction):

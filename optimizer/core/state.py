@@ -90,6 +90,7 @@ class Belief:
     measured_db: float = 0.0
     tried: tuple[str, ...] = ()  # digests of the settings launched for it
     verdict: str = ""
+    final_db: float | None = None  # what it scored when it was tested, with the verdict: the evidence of the cured server says less
     baseline: str = ""  # the comparator under which the status holds
     reason: str = ""
     entry: int = 0
@@ -107,6 +108,7 @@ class Test:
     space: str | None = None
     space_params: tuple[str, ...] = ()
     fixed: Mapping[str, Value] = field(default_factory=dict)
+    score_db: Mapping[str, float] = field(default_factory=dict)  # of each hypothesis that is tested, before the test
     bundle: tuple[str, ...] = ()  # further hypotheses whose cures are launched together with this one
     look: tuple[int, int] | None = None  # (candidate, baseline) launches of the last judged look
     judgement: Judgement | None = None
@@ -433,6 +435,7 @@ def _chosen(state: State, entry: Entry) -> State:
             space_params=tuple(body.get("space_params", ())),
             fixed=body.get("fixed", {}),
             bundle=tuple(body.get("bundle", ())),
+            score_db={item["hypothesis"]: float(item.get("score_db", 0.0)) for item in (body, *body.get("companions", ()))},
         ),
     )
 
@@ -467,7 +470,8 @@ def _borne_out(state: State, entry: Entry) -> State:
     known = state.beliefs.get(hypothesis, Belief())
     # Kept because the target is met with it; only an interval makes the claim itself supported.
     status = "supported" if judgement.verdict in ("supported", "partial") else "kept"
-    changed = replace(known, status=status, verdict=judgement.verdict, measured_db=known.measured_db + judgement.bayes_db)
+    final_db = None if known.final_db is None else known.final_db + judgement.bayes_db
+    changed = replace(known, status=status, verdict=judgement.verdict, measured_db=known.measured_db + judgement.bayes_db, final_db=final_db)
     beliefs = {**state.beliefs, hypothesis: changed}
     return replace(state, provisional=None, beliefs=beliefs)
 
@@ -490,10 +494,15 @@ def _settled(status: str) -> Any:
 
 def _promoted(state: State, entry: Entry) -> State:
     body = entry.body
+    scores = dict(state.test.score_db) if state.test else {}
+    gained = float(body.get("bayes_db", 0.0))
     state = _settled("supported")(state, entry)
     for companion in body.get("companions", ()):
         state = replace(state, beliefs=_set(state, companion, status="supported", reason=body["why"], entry=entry.seq,
                                             tried=(body["settings_digest"],), measured_db=float(body.get("bayes_db", 0.0))))  # fmt: skip
+    for name in (body["hypothesis"], *body.get("companions", ())):
+        known = state.beliefs[name]
+        state = replace(state, beliefs={**state.beliefs, name: replace(known, final_db=scores.get(name, 0.0) + gained)})
     baseline = Settings(values=body["settings"])
     # What was measured against the old baseline is weak evidence about the new one: half its weight, and open again. A harm
     # keeps its weight: what slowed the old baseline beyond doubt rarely helps the new one.

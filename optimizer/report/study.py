@@ -64,7 +64,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
         "",
     ]
     lines += _levels(result)
-    lines += _changes(state)
+    lines += _changes(entries, state, plan)
     lines += _waterfall(state)
     lines += _hypotheses(result)
     lines += _ruled_out(state)
@@ -92,10 +92,15 @@ def _levels(result: Mapping[str, Any]) -> list[str]:
             "|---|---|---|---|---|", *rows, ""]  # fmt: skip
 
 
-def _changes(state: State) -> list[str]:
-    if not state.promoted:
-        return []
-    return ["## What was changed, and why", "", *[f"- `{changes_text(changes)}` (entry {seq})" for changes, seq in zip(state.promoted, state.promotions, strict=True)], ""]
+def _changes(entries: Sequence[Entry], state: State, plan: Plan) -> list[str]:
+    """Each change with the causes that it cures and the measurement behind it; what was rolled back later is left out."""
+    kept = [entry for entry in entries if entry.kind == EntryKind.PROMOTED and entry.seq in state.promotions]
+    lines = []
+    for entry in kept:
+        names = [entry.body["hypothesis"], *entry.body.get("companions", ())]
+        claims = "; ".join(f"{name}: {book.claim}" for name in names if (book := plan.playbook(name)) is not None)
+        lines.append(f"- `{changes_text(entry.body['changes'])}`: {claims} Measured {entry.body['why']} (entry {entry.seq})")
+    return ["## What was changed, and why", "", *lines, ""] if lines else []
 
 
 def _waterfall(state: State) -> list[str]:
