@@ -10,12 +10,21 @@ _VALUE = re.compile(r"-?\d+(?:\.\d+)?")
 _CELL = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")
 _WORST_FIRST = ("sys", "node", "phb", "pxb", "pix", "nvlink")
 _PCIE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # GB/s per lane and direction
+# Which card it is says nothing about how fast it is, and a journal is there to be passed on.
+_IDENTITY = re.compile(
+    rb"^[ \t]*(?:[\w ]*Serial Number|[\w ]*UUID|[\w ]*GUID|GPU PDI|Board ID|Host ID)[ \t]*:[^\n]*\n", re.MULTILINE
+)
 _REASONS = (
     ("SW Power Cap", "sw_power_cap"),
     ("HW Power Brake Slowdown", "hw_power_brake"),
     ("SW Thermal Slowdown", "sw_thermal"),
     ("HW Thermal Slowdown", "hw_thermal"),
 )
+
+
+def without_identity(data: bytes) -> bytes:
+    """``nvidia-smi -q`` without the lines that tell this card from others of its kind (serial numbers, UUIDs)."""
+    return _IDENTITY.sub(b"", data)
 
 
 def csv_facts(

@@ -13,6 +13,7 @@ from optimizer.engines.environment import surroundings
 from optimizer.engines.registry import engine, engine_of, engines
 from optimizer.errors import BoxError, EngineError
 from optimizer.evidence.bundle import bundle_from_files
+from optimizer.evidence.nvidia_smi import without_identity
 from optimizer.model.flags import FlagTable
 from optimizer.model.outcome import Done, Failed
 from optimizer.model.study import LaunchSpec, StudySpec
@@ -178,7 +179,7 @@ async def _hardware(box: Box, hello: Hello) -> dict[str, bytes]:
     for name, argv in commands.items():
         done = await box.command(argv, timeout_s=30)
         if done.exit == 0:
-            files[name] = done.stdout
+            files[name] = without_identity(done.stdout)
     return files
 
 
