@@ -136,7 +136,7 @@ def next_step(state: State, *, key: str, port: int) -> Step | None:
         return Launch(key=key, settings=state.baseline, purpose="final", port=port, served_name=None)
     if server is not None:
         return Stop(key=key, launch=server.key)
-    if state.original_found and not state.original_running:
+    if state.original_found and (state.original_touched or not state.original_running):
         return Restore(key=key)
     return Secure(key=key, op="disarm")
 

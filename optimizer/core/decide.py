@@ -72,6 +72,13 @@ def _survey(state: State, plan: Plan) -> Decision | None:
     return Observe(key=_key(state)) if state.survey is None else None
 
 
+def _stuck(state: State, plan: Plan) -> Decision | None:
+    """A server that does not end: nothing can be launched beside it, and asking again for ever frees no box."""
+    if state.failures.get("stop", 0) > MAX_RETRIES and state.last_failure is not None:
+        return _close("needs_operator", f"A server could not be stopped: {state.last_failure.message}")
+    return None
+
+
 def _secure(state: State, plan: Plan) -> Decision | None:
     assert state.spec is not None
     if state.armed:
@@ -304,6 +311,7 @@ def _key(state: State) -> str:
 
 _RULES: tuple[Callable[[State, Plan], Decision | None], ...] = (
     _survey,
+    _stuck,
     _secure,
     _calibrate,
     _baseline,

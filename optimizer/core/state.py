@@ -138,6 +138,7 @@ class State:
     given: Mapping[str, Value] = field(default_factory=dict)  # parameters on the original command line
     original_running: bool = False
     original_found: bool = False
+    original_touched: bool = False  # a stop of it was begun: it may be down even if that stop failed
 
     armed: bool = False
     calibrated: Mapping[str, Any] | None = None
@@ -270,6 +271,8 @@ def _intent(state: State, entry: Entry) -> State:
         )  # fmt: skip
     if isinstance(step, Measure):
         return replace(state, runs=state.runs + 1)
+    if isinstance(step, Stop) and step.launch == ORIGINAL:
+        return replace(state, original_touched=True)
     return state
 
 
@@ -309,11 +312,12 @@ def _done(state: State, step: Step, outcome: Done, entry: Entry) -> State:
         case Measure():
             return _measured(state, step, body, entry)
         case Stop():
+            state = replace(state, failures={**state.failures, step.kind: 0})
             if step.launch == ORIGINAL:
                 return replace(state, original_running=False)
             return replace(state, server=None)
         case Restore():
-            return replace(state, restored=True, original_running=True)
+            return replace(state, restored=True, original_running=True, original_touched=False)
         case Propose():
             return _proposed(state, body)
         case _:
