@@ -18,6 +18,7 @@ from optimizer.stats.interval import half_width
 from optimizer.stats.noise import pooled_noise
 
 MAX_CLOSING_FAILURES = 3
+BUDGET_SPENT = "The budget is spent."
 PLAIN_ENDINGS = {
     "met": "target met",
     "not_met": "target not met",
@@ -69,7 +70,7 @@ def ending_of(state: State, plan: Plan) -> tuple[str, str]:
     first = state.ranked[0] if state.ranked else None
     confirmed = state.base_arm.confirmed
     if over_budget(state, reserve=1) and not _exhausted(state):
-        return "not_met", "The budget is spent; the ranking shows what was left to try."
+        return "not_met", f"{BUDGET_SPENT} The ranking shows what was left to try."
     handed = [item for item in state.refusals if item.get("kind") == "hand_over"]
     if state.out_of_reach or (handed and first is not None and first.get("id") == handed[-1].get("hypothesis")):
         why = state.out_of_reach or "The leading cause has no configuration action."
@@ -85,7 +86,9 @@ def ending_of(state: State, plan: Plan) -> tuple[str, str]:
 
 
 def _exhausted(state: State) -> bool:
-    return not any(item.get("testable") for item in state.ranked)
+    """Nothing is left that a launch could test: neither ranked, nor chosen and then without its launch."""
+    unlaunched = any(belief.status == "deferred" and belief.reason == BUDGET_SPENT for belief in state.beliefs.values())
+    return not unlaunched and not any(item.get("testable") for item in state.ranked)
 
 
 def _with_handover(why: str, handed: list[Mapping[str, Any]]) -> str:

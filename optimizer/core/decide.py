@@ -186,6 +186,8 @@ def _choose(state: State, plan: Plan) -> Decision | None:
     if choice is None:
         return None
     kind, body = choice
+    if kind == "chosen" and closing.over_budget(state, reserve=1):
+        return None  # nothing is chosen that cannot be launched; the ending says what was left
     return Conclude(kind, body, state.base_arm.evidence_entry or None)
 
 

@@ -43,7 +43,7 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
         if _pair_first(state, plan, test):
             return bring_up(state, state.baseline, "baseline")
         if closing.over_budget(state, reserve=1):
-            return conclude("deferred", _body(test, "deferred", "The budget is spent."), test.entry)
+            return conclude("deferred", {**_body(test, "deferred", closing.BUDGET_SPENT), "settings_digest": None}, test.entry)
         return bring_up(state, test.settings, "candidate")
     flips = _flips(state, plan, test)
     if flips is not None:
@@ -65,7 +65,25 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
         promoted.pop("bundle", None)
         return conclude("promoted", promoted, test.entry)
     purpose = "candidate" if test.judgement.next_arm == "candidate" else "baseline"
+    why_not = unmeasurable(state, baseline) if purpose == "baseline" else ""
+    if not why_not and closing.over_budget(state, reserve=1):
+        why_not = closing.BUDGET_SPENT
+    if why_not:
+        said = f"×{test.judgement.ratio:.3f} [{test.judgement.low:.3f}, {test.judgement.high:.3f}] after {counts[0]} launch(es) decides nothing yet, "
+        body = {**_body(test, "unresolved", f"{said}and another launch of the {purpose} is not to be had: {why_not}"), "bayes_db": test.judgement.bayes_db}
+        return conclude("deferred", body, test.entry)
     return bring_up(state, test.settings if purpose == "candidate" else state.baseline, purpose)
+
+
+def unmeasurable(state: State, arm: ArmState) -> str:
+    """Why one more launch of this setting would give nothing: it crashed, its runs were invalid, or it failed too often. Else empty."""
+    if arm.crashed is not None:
+        return f"it does not run ({arm.crashed})"
+    if state.spoilt_launches(arm.settings):
+        return f"no valid measurement ({arm.invalid[-1][1]})"
+    if state.failures.get(arm.settings.digest, 0) > MAX_RETRIES and state.last_failure is not None:
+        return f"it could not be measured ({state.last_failure.message})"
+    return ""
 
 
 def _worth_confirming(state: State, candidate: ArmState, baseline: ArmState, judgement: Judgement) -> bool:
@@ -99,7 +117,7 @@ def _pair_first(state: State, plan: Plan, test: Test) -> bool:
         return False
     if closing.over_budget(state, reserve=2):  # the candidate and its confirmation come first
         return False
-    if state.spoilt_launches(state.baseline) or state.failures.get(state.baseline.digest, 0) > MAX_RETRIES:
+    if unmeasurable(state, state.base_arm):
         return False
     if test.ratio is None:
         return True

@@ -1,9 +1,14 @@
 """Faults that do not go away: the study ends all the same, spends no launch on them, and leaves the box as it was."""
 
 import asyncio
+from dataclasses import replace
+
+import pytest
 
 from optimizer.model.outcome import Failed
-from optimizer.model.step import ORIGINAL, Restore, Stop
+from optimizer.model.playbook import Prediction
+from optimizer.model.step import ORIGINAL, Launch, Restore, Stop
+from optimizer.model.study import Budget
 from optimizer.runner.loop import StopRequest, drive
 from optimizer.runner.recorded import MemoryLog, verify
 
@@ -63,3 +68,29 @@ def test_ctrl_c_while_the_original_is_being_stopped_brings_it_back():
     assert state.closed["ending"] == "interrupted"
     assert list(box.running) == [ORIGINAL]
     assert not box.armed
+
+
+@pytest.mark.parametrize("cause", ["port_busy", "oom_kv"])
+def test_a_baseline_that_cannot_be_launched_again_costs_no_endless_launches(cause):
+    """The server as found was measured, but its relaunch fails each time; +18 % over a single launch cannot be decided."""
+    box = ModelBox(EAGER, lambda values: 400.0 if values.get("disable_cuda_graph") else 480.0, original=True, noise=0.001,
+                   crash=lambda values: cause if values.get("disable_cuda_graph") else None)  # fmt: skip
+    plan = replace(PLAN, playbooks=tuple(book.model_copy(update={"predicts": Prediction(ratio=(1.1, 1.4))}) for book in PLAN.playbooks))
+    state, log = run(box, plan=plan)
+    assert state.closed["ending"] == "not_met"
+    assert len([step for step in box.calls if isinstance(step, Launch)]) <= 6
+    assert list(box.running) == [ORIGINAL]
+    assert state.beliefs["cuda-graph-disabled"].status in ("deferred", "supported")
+    assert verify(log.read(), lambda seq: plan).mismatches == ()
+
+
+@pytest.mark.parametrize("budget", [Budget(minutes=1e6, launches=3), Budget(minutes=12, launches=30)])
+def test_a_spent_budget_is_said_and_nothing_is_called_tried_that_was_not(budget):
+    box = ModelBox({**EAGER, "max_running_requests": 4}, lambda values: speed(values) / 2)
+    state, log = run(box, study=spec(budget=budget))
+    assert state.closed["ending"] == "not_met"
+    assert "budget is spent" in state.closed["reason"]
+    launched = {step.settings.digest for step in box.calls if isinstance(step, Launch)}
+    assert {digest for belief in state.beliefs.values() for digest in belief.tried} <= launched
+    assert state.minutes <= budget.minutes
+    assert verify(log.read(), lambda seq: PLAN).mismatches == ()
