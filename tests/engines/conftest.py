@@ -159,7 +159,7 @@ class Tool:
         return found
 
     def marked(self) -> dict[int, str]:
-        """Live processes that this home's studies started: pid -> launch id."""
+        """Live processes that carry this home's marker in their environment: pid -> launch id."""
         root = f"OPTIMIZER_ROOT={self.home}/.optimizer".encode()
         found: dict[int, str] = {}
         for folder in Path("/proc").iterdir():
@@ -171,17 +171,50 @@ class Tool:
                         found[int(folder.name)] = launch[0] if launch else ""
         return found
 
+    def left(self, study: str) -> dict[int, str]:
+        """Everything that a study started and that lives: also engine processes that overwrote their environment with a title
+        (setproctitle), which only their session gives away. pid -> launch id."""
+        leaders: dict[int, str] = {}
+        key = ""
+        for entry in self.entries(study):
+            body = entry["body"]
+            if entry["kind"] == "intent" and body["step"]["kind"] == "launch":
+                key = body["step"]["key"]
+            elif entry["kind"] == "outcome" and body["step"] == "launch" and body["outcome"]["status"] == "done":
+                leaders[body["outcome"]["body"]["pid"]] = f"{study}:{key}"
+        assert leaders, "nothing was ever launched"
+        by_session = {pid: leaders[session] for pid, session in sessions().items() if session in leaders}
+        return {**self.marked(), **by_session}
+
     def close(self) -> None:
         for process in self.running:
             if process.poll() is None:
                 process.kill()
                 process.wait()
         end = time.monotonic() + 20
-        while (left := self.marked()) and time.monotonic() < end:
+        ours: set[int] = set()
+        while time.monotonic() < end:
+            living = sessions()
+            ours |= {living[pid] for pid in self.marked() if pid in living}
+            left = [pid for pid, session in living.items() if session in ours]
+            if not left:
+                return
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.2)
+
+
+def sessions() -> dict[int, int]:
+    """pid -> session id of every living process that is no zombie."""
+    found: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (folder / "stat").read_text().rpartition(")")[2].split()
+                if words[0] != "Z":
+                    found[int(folder.name)] = int(words[3])
+    return found
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def test_ctrl_c_while_measuring_brings_the_original_back(engines: Engines, tool:
     assert answers(launch)
     now = owners(launch.port)
     assert now and all(argv_of(pid) == list(launch.argv) for pid in now)
-    assert tool.marked() == {}
+    assert tool.left("ctrlc") == {}
     assert tool("replay", "ctrlc", "--verify", "--json").json["identical"]
 
 
@@ -54,5 +54,5 @@ def test_kill_9_in_mid_launch_and_resume_decide_the_same(engines: Engines, tool:
     assert (done.exit, result["ending"]) == (0, "met"), done.err
     assert result["promoted"] == [{"max_num_seqs": 16}]
     assert result["best"]["value"] >= 3 * result["baseline"]["value"]
-    assert tool.marked() == {} and not owners(launch.port)
+    assert tool.left("killed") == {} and not owners(launch.port)
     assert tool("replay", "killed", "--verify", "--json").json["identical"]

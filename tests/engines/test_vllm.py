@@ -45,7 +45,7 @@ def test_a_running_server_with_one_slot_is_tuned_and_replaced_by_the_best(engine
     assert "16" in [argv_of(pid)[argv_of(pid).index("--max-num-seqs") + 1] for pid in now]
     final = [entry["body"]["step"]["key"] for entry in tool.entries("slots")
              if entry["kind"] == "intent" and entry["body"]["step"].get("purpose") == "final"]  # fmt: skip
-    assert set(tool.marked().values()) <= {f"slots:{final[-1]}"}
+    assert set(tool.left("slots").values()) == {f"slots:{final[-1]}"}
     verified = tool("replay", "slots", "--verify", "--json")
     assert verified.exit == 0 and verified.json["identical"], verified.out
     assert verified.json["decisions"] > 10
@@ -61,7 +61,7 @@ def test_ngram_drafts_pay_on_a_model_that_repeats_itself(engines: Engines, tool:
     assert causes["ngram-speculation-off"]["status"] == "supported", done.err
     assert {"speculative_config.method": "ngram"}.items() <= result["promoted"][0].items()
     assert result["best"]["value"] > 1.3 * result["baseline"]["value"]
-    assert tool.marked() == {} and not owners(launch.port)
+    assert tool.left("cycle") == {} and not owners(launch.port)
     assert tool("replay", "cycle", "--verify", "--json").json["identical"]
 
 
@@ -80,6 +80,6 @@ def test_a_healthy_server_keeps_its_settings_and_useless_drafts_are_ruled_out(en
     assert answers(launch)
     now = owners(launch.port)
     assert now and [argv_of(pid) for pid in now] == [list(launch.argv)] * len(now)
-    assert tool.marked() == {}
+    assert tool.left("healthy") == {}
     assert before != now or result["launches"] == 0
     assert tool("replay", "healthy", "--verify", "--json").json["identical"]
