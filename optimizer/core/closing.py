@@ -80,6 +80,9 @@ def ending_of(state: State, plan: Plan) -> tuple[str, str]:
         reason = "No cause stands out above its prior: the server is healthy for this workload, or the offered load is the limit."
         return "nothing_to_tune", reason
     if state.promoted:
+        if is_refuted(state):
+            shown = f"{confirmed.value:.4g}" if confirmed else ""
+            return "not_met", f"Everything that ranked was tried. The fresh launch of what was kept gave {shown}, no more than the server as found: nothing is kept."
         best = f" Best confirmed: {confirmed.value:.4g}." if confirmed else ""
         return "not_met", f"Everything that ranked was tried.{best}"
     return "not_met", "Everything that ranked was tried and nothing was kept."
@@ -103,14 +106,26 @@ def wanted_state(state: State) -> str:
     assert state.spec is not None and state.closing is not None
     if state.closing.ending in ("interrupted", "unfit") and state.spec.finish != "leave":
         return "restore"
-    if state.spec.finish is not None:
+    if state.spec.finish in ("restore", "leave"):
         return state.spec.finish
-    return "best" if is_confirmed_better(state) else "restore"
+    if is_confirmed_better(state):
+        return "best"
+    # Asked for the best where nothing beat the original: the original, which is not stopped only to be started again.
+    return "best" if state.spec.finish == "best" and not state.promoted and not state.original_found else "restore"
 
 
 def is_confirmed_better(state: State) -> bool:
-    confirmed, first = state.base_arm.confirmed, state.first_arm
-    return bool(state.promoted and confirmed and (not first.results or confirmed.ln > first.results[-1].ln))
+    """Whether the fresh launch of the promoted settings meets the target, or beats the mean of the server as it was found."""
+    confirmed, first = state.base_arm.confirmed, [result.ln for result in state.first_arm.results]
+    if not state.promoted or confirmed is None:
+        return False
+    met = state.closing is not None and state.closing.ending == "met"  # then a guard may be what was won
+    return met or not first or confirmed.ln > math.fsum(first) / len(first)
+
+
+def is_refuted(state: State) -> bool:
+    """Whether the fresh launch contradicts what was promoted: then the server as it was found is still the best that was seen."""
+    return bool(state.promoted and state.base_arm.confirmed and not is_confirmed_better(state))
 
 
 def next_step(state: State, *, key: str, port: int) -> Step | None:
@@ -159,7 +174,8 @@ def summary(state: State, plan: Plan) -> dict[str, Any]:
     noise = pooled_noise([arm.arm() for arm in state.arms.values()], policy(state))
     primary = state.spec.target.primary
     metric = primary.metric if primary else "output_tokens_per_s"
-    best = state.base_arm if state.promoted else state.first_arm
+    kept = bool(state.promoted) and not is_refuted(state)
+    best = state.base_arm if kept else state.first_arm
     return {
         "study": state.spec.study,
         "target": state.spec.target.text,
@@ -169,9 +185,9 @@ def summary(state: State, plan: Plan) -> dict[str, Any]:
         "minutes": round(state.minutes, 2),
         "noise": {"sd": noise.sd, "degrees_of_freedom": noise.degrees_of_freedom},
         "baseline": _result(state, state.first_arm, metric, noise, confirmed=False),
-        "best": _result(state, best, metric, noise, confirmed=bool(state.promoted)),
+        "best": _result(state, best, metric, noise, confirmed=kept),
         "hypotheses": hypotheses(state, plan),
-        "promoted": [dict(changes) for changes in state.promoted],
+        "promoted": [dict(changes) for changes in state.promoted] if kept else [],
     }
 
 
@@ -179,15 +195,17 @@ def hypotheses(state: State, plan: Plan) -> list[dict[str, Any]]:
     """Every ranked hypothesis with its status in the user's four words, and the inner one beside it. One that was cured shows the
     probability that it *was* the cause: evidence before its test, and the verdict."""
     words = {"supported": "supported", "pruned": "pruned", "stale": "stale"}
-    rows, known = [], {row["id"]: row for row in state.ranked}
+    rows, known, refuted = [], {row["id"]: row for row in state.ranked}, is_refuted(state)
     for name in (*known, *sorted(set(state.beliefs) - set(known))):
         belief, playbook = state.beliefs.get(name), plan.playbook(name)
         if playbook is None:
             continue
         score_db = known[name]["score_db"] if name in known else playbook.prior_db + (belief.measured_db if belief else 0.0)
-        if belief is not None and belief.final_db is not None:
-            score_db = belief.final_db
         inner = belief.status if belief else "open"
+        if inner in ("supported", "kept") and refuted:
+            inner = "not_confirmed"
+        elif belief is not None and belief.final_db is not None:
+            score_db = belief.final_db
         rows.append({
             "id": name, "family": playbook.family, "probability": round(probability_of(score_db), 4), "score_db": round(score_db, 2),
             "status": words.get(inner, "open"), "detail": inner, "reason": belief.reason if belief else "",

@@ -152,15 +152,23 @@ def _provisional(state: State, plan: Plan) -> Decision | None:
     settled = verdicts.settle_provisional(state, plan)
     if settled is not None:
         return Conclude(settled[0], settled[1], state.base_arm.evidence_entry or None)
-    if state.provisional is not None and state.base_arm.confirmed is None:
-        return _confirm(state, plan, then=None)
-    return None
+    if state.provisional is None or state.base_arm.confirmed is not None:
+        return None
+    step = _confirm(state, plan, then=None)
+    if step is not None and not isinstance(step, Conclude):
+        return step
+    why = "Its confirmation, which had to decide, is not to be had: "
+    why += verdicts.unmeasurable(state, state.base_arm) or closing.BUDGET_SPENT
+    body = {"hypothesis": state.provisional["hypothesis"], "settings": dict(state.provisional["before"]), "why": why}
+    return Conclude("rolled_back", body, state.base_arm.evidence_entry or None)
 
 
 def _target_shown(state: State, plan: Plan) -> Decision | None:
     """Where the current baseline meets the target: confirm a promotion by a fresh launch, or end."""
     assert state.spec is not None
-    if not verdicts.meets_target(state, state.base_arm):
+    confirmed = state.base_arm.confirmed
+    shown = state.promoted and confirmed is not None and verdicts.point_meets_target(state, confirmed.points)
+    if not shown and not verdicts.meets_target(state, state.base_arm):
         return None
     if not state.promoted:
         return _close("met", "The server meets the target as it was found; nothing was changed.")

@@ -477,6 +477,8 @@ def _borne_out(state: State, entry: Entry) -> State:
     final_db = None if known.final_db is None else known.final_db + judgement.bayes_db
     changed = replace(known, status=status, verdict=judgement.verdict, measured_db=known.measured_db + judgement.bayes_db, final_db=final_db)
     beliefs = {**state.beliefs, hypothesis: changed}
+    for companion in (state.provisional or {}).get("companions", ()):
+        beliefs[companion] = replace(beliefs[companion], status=status, verdict=judgement.verdict)
     return replace(state, provisional=None, beliefs=beliefs)
 
 
@@ -532,9 +534,14 @@ def _promoted(state: State, entry: Entry) -> State:
 def _rolled_back(state: State, entry: Entry) -> State:
     """The confirmation did not bear a provisional promotion out: the settings before it are the baseline again."""
     hypothesis = entry.body["hypothesis"]
+    companions = (state.provisional or {}).get("companions", ())
     state = replace(state, baseline=Settings(values=entry.body["settings"]), provisional=None, promoted=state.promoted[:-1],
                     promotions=state.promotions[:-1], belief_version=state.belief_version + 1, ceiling=None)  # fmt: skip
-    return replace(state, beliefs=_set(state, hypothesis, status="deferred", verdict="unresolved", reason=entry.body["why"], entry=entry.seq))
+    if companions:  # nobody can tell which of them it was not: all are open again, and each is tested alone
+        undone = {name: replace(state.beliefs[name], status="open", verdict="", tried=(), measured_db=0.0, final_db=None, reason=entry.body["why"])
+                  for name in (hypothesis, *companions)}  # fmt: skip
+        return replace(state, beliefs={**state.beliefs, **undone}, bundle_failed=True)
+    return replace(state, beliefs=_set(state, hypothesis, status="deferred", verdict="unresolved", final_db=None, reason=entry.body["why"], entry=entry.seq))
 
 
 def _drifted(state: State, entry: Entry) -> State:

@@ -70,8 +70,8 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
         why_not = closing.BUDGET_SPENT
     if why_not:
         said = f"×{test.judgement.ratio:.3f} [{test.judgement.low:.3f}, {test.judgement.high:.3f}] after {counts[0]} launch(es) decides nothing yet, "
-        body = {**_body(test, "unresolved", f"{said}and another launch of the {purpose} is not to be had: {why_not}"), "bayes_db": test.judgement.bayes_db}
-        return conclude("deferred", body, test.entry)
+        given_up = {**_body(test, "unresolved", f"{said}and another launch of the {purpose} is not to be had: {why_not}"), "bayes_db": test.judgement.bayes_db}
+        return conclude("deferred", given_up, test.entry)
     return bring_up(state, test.settings if purpose == "candidate" else state.baseline, purpose)
 
 

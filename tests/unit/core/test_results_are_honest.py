@@ -1,0 +1,92 @@
+"""What a study claims at its end is what its fresh launch showed: met or not, kept or not, and what is left running."""
+
+from dataclasses import replace
+
+import pytest
+
+from optimizer.model.outcome import Failed
+from optimizer.model.playbook import Prediction
+from optimizer.model.step import ORIGINAL, Launch, Measure
+from optimizer.runner.recorded import verify
+
+from .model_box import PLAN, ModelBox, spec
+from .test_state_machine import EAGER, SURE, run, speed
+
+SMALL = replace(PLAN, playbooks=tuple(book.model_copy(update={"predicts": Prediction(ratio=(1.1, 1.5))}) for book in SURE))
+
+
+def launches_of(box, purpose):
+    return [step for step in box.calls if isinstance(step, Launch) and step.purpose == purpose]
+
+
+def in_turn(first, later):
+    """Speeds without graphs: the first launch, then the others; 400 with the flag."""
+    seen = []
+
+    def rate(values):
+        if values.get("disable_cuda_graph"):
+            return 400.0
+        seen.append(1)
+        return first if len(seen) == 1 else later
+
+    return rate
+
+
+def test_the_fresh_launch_alone_shows_the_target():
+    """The screening launch missed it, and so does the mean; the confirmation is what counts."""
+    state, log = run(ModelBox(EAGER, in_turn(980.0, 1010.0), noise=1e-4))
+    assert state.closed["ending"] == "met"
+    assert state.closed["best"]["value"] == pytest.approx(1010, rel=0.01)
+    assert verify(log.read(), lambda seq: PLAN).mismatches == ()
+
+
+def test_a_lucky_launch_is_not_reported_as_the_best():
+    box = ModelBox(EAGER, in_turn(800.0, 300.0), noise=1e-4, original=True)
+    state, _ = run(box)
+    closed = state.closed
+    assert closed["ending"] == "not_met"
+    assert closed["best"]["value"] == closed["baseline"]["value"]
+    assert closed["best"]["settings"] == {}
+    assert closed["promoted"] == []
+    assert "nothing is kept" in closed["reason"]
+    graphs = next(row for row in closed["hypotheses"] if row["id"] == "cuda-graph-disabled")
+    assert (graphs["status"], graphs["detail"]) == ("open", "not_confirmed")
+    assert list(box.running) == [ORIGINAL]
+
+
+def test_the_best_of_nothing_is_the_original_untouched():
+    box = ModelBox({}, speed, original=True)
+    run(box, study=spec(target="5000tps@16", finish="best"))
+    assert not [step for step in box.calls if isinstance(step, Launch)]
+    assert list(box.running) == [ORIGINAL]
+
+
+def test_a_bundle_that_its_confirmation_does_not_bear_out_leaves_no_cause_supported():
+    def luck(values):
+        if values.get("disable_cuda_graph"):
+            return 900.0
+        return 1050.0 if len(launches_of(box, "confirm")) == 0 and "max_running_requests" in values and values["max_running_requests"] == 16 else 905.0
+
+    box = ModelBox({**EAGER, "max_running_requests": 4}, luck, noise=0.002)
+    state, log = run(box, plan=SMALL)
+    rolled = [entry for entry in log.read() if str(entry.kind) == "rolled_back"]
+    assert rolled
+    assert not [name for name, belief in state.beliefs.items() if belief.status in ("supported", "kept")]
+    assert state.promoted == ()
+    assert verify(log.read(), lambda seq: SMALL).mismatches == ()
+
+
+def test_a_provisional_promotion_whose_confirmation_fails_is_taken_back():
+    def fault(step, number):
+        if isinstance(step, Measure) and step.purpose == "confirm":
+            return Failed(cause="crashed", message="it died under load")
+        return None
+
+    box = ModelBox(EAGER, lambda values: 900.0 if values.get("disable_cuda_graph") else 1045.0, noise=0.005, fault=fault)
+    state, log = run(box, plan=SMALL)
+    assert state.closed["ending"] == "not_met"
+    assert state.promoted == ()
+    assert state.closed["promoted"] == []
+    assert state.beliefs["cuda-graph-disabled"].status == "deferred"
+    assert len(launches_of(box, "confirm")) == 1
+    assert verify(log.read(), lambda seq: SMALL).mismatches == ()
