@@ -52,9 +52,11 @@ class Target(Frozen):
 
     @property
     def primary(self) -> Bound | None:
-        """The bound that is optimized: the first throughput bound, else the first bound."""
+        """The bound that is optimized: the first throughput bound, else the first latency. An error rate is a guard wherever it
+        stands beside another bound."""
         rates = [bound for bound in self.bounds if bound.direction == "at_least"]
-        return next(iter(rates or self.bounds), None)
+        latencies = [bound for bound in self.bounds if bound.metric != "error_rate"]
+        return next(iter(rates or latencies or self.bounds), None)
 
     @property
     def guards(self) -> tuple[Bound, ...]:

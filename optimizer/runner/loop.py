@@ -58,6 +58,7 @@ async def drive(log: EntryLog, executor: Executor, plan: Plan, *, stop: StopRequ
     Raises NeedsOperator after three reconciliations of one intent gave no answer, JournalError when the journal refuses."""
     stop = stop or StopRequest()
     state = fold(log.read())
+    inherited = state.open_failures  # attempts of processes before this one: whoever resumes has looked at the box, and gets new ones
 
     def append(kind: str, body: Mapping[str, Any], **more: Any) -> None:
         nonlocal state
@@ -68,8 +69,9 @@ async def drive(log: EntryLog, executor: Executor, plan: Plan, *, stop: StopRequ
 
     while True:
         if state.open is not None:
-            await _settle(state.open, state, executor, append, stop)
+            await _settle(state.open, state, executor, append, stop, attempts=state.open_failures - inherited)
             continue
+        inherited = 0
         if stop.reason is not None and state.closing is None and state.spec is not None:
             append("note", {"stop": stop.ending, "text": stop.reason})
             continue
@@ -95,9 +97,9 @@ def _must_finish(step: Step, state: State) -> bool:
     return state.closing is not None or isinstance(step, Secure)
 
 
-async def _settle(step: Step, state: State, executor: Executor, append: Callable[..., None], stop: StopRequest) -> None:
+async def _settle(step: Step, state: State, executor: Executor, append: Callable[..., None], stop: StopRequest, *, attempts: int) -> None:
     """An intent without an outcome: we died in between, or the link did. Only reconciliation may say how it ended."""
-    if state.open_failures >= MAX_UNKNOWN:
+    if attempts >= MAX_UNKNOWN:
         raise NeedsOperator(
             f"How the step '{step.kind}' ({step.key}) ended could not be found out in {MAX_UNKNOWN} attempts; nothing more was changed.",
             hint="Check the box, then run `optimize resume` again, or `optimize restore --host …` to bring the original server back.",

@@ -48,11 +48,14 @@ async def measure(
     sampler = asyncio.create_task(_gpu_samples(box, spec, session, step))
     points: list[LoadPoint] = []
     raw: list[bytes] = []
-    for index, level in enumerate(step.levels):
-        point, lines = await _load(box, spec, step, level, index, port=port, model=model, report=progress)
-        points.append(point)
-        raw += lines
-    gpu_csv = await _gathered(sampler)
+    try:
+        for index, level in enumerate(step.levels):
+            point, lines = await _load(box, spec, step, level, index, port=port, model=model, report=progress)
+            points.append(point)
+            raw += lines
+        gpu_csv = await _gathered(sampler)
+    finally:
+        sampler.cancel()  # a measurement that was cut short leaves nobody sampling on the box
     if step.launch != ORIGINAL:
         state = await box.state(spec.study, step.launch)
         if not state.alive:

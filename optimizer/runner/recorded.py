@@ -14,7 +14,7 @@ from optimizer.core.state import OUTCOME, State, apply
 from optimizer.errors import JournalError, NondeterminismError
 from optimizer.model.canonical import canonical_json
 from optimizer.model.entry import GENESIS, Entry, EntryKind, chain_hash
-from optimizer.model.outcome import Failed, Outcome
+from optimizer.model.outcome import Failed, Outcome, Unknown
 from optimizer.model.step import STEP, AwaitReady, Launch, Measure, Step
 from optimizer.runner.base import Effect
 
@@ -131,7 +131,9 @@ class RecordedExecutor:
                 if isinstance(step, Launch):
                     launched[step.key] = step.settings.digest
             elif entry.kind == EntryKind.OUTCOME and entry.key in opened:
-                self._answers[_question(opened[entry.key], launched)].append(OUTCOME.validate_python(entry.body["outcome"]))
+                outcome = OUTCOME.validate_python(entry.body["outcome"])
+                if not isinstance(outcome, Unknown):  # an intent may have any number of them; its answer is the one that settled it
+                    self._answers[_question(opened[entry.key], launched)].append(outcome)
         self.not_recorded: list[str] = []
 
     async def execute(self, step: Step) -> Effect:
@@ -158,5 +160,5 @@ def _question(step: Step, launched: Mapping[str, str]) -> str:
         case Measure():
             return f"measure {launched.get(step.launch, step.launch)} {step.purpose}"
         case _:
-            body = {key: value for key, value in step.model_dump(mode="json").items() if key not in ("key", "launch", "seed", "history")}
+            body = {key: value for key, value in step.model_dump(mode="json").items() if key not in ("key", "launch", "keep", "seed", "history")}
             return f"{step.kind} {canonical_json(body)}"

@@ -153,6 +153,8 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True) -> Prep
     if need_target and not target_text:
         raise UsageError("No target was given.", hint="Example: --target 1000tps@16 (output tokens/s at concurrency 16)")
     target = parse_target(target_text) if target_text else Target()
+    if target.primary is not None and target.primary.metric == "error_rate":
+        raise UsageError("An error rate alone is nothing to tune for.", hint="Combine it: --target 1000tps@16,error_rate<1%")
     workload = hosts.read_workload(options.workload, base) if options.workload else base
     if target.concurrency is not None and target.concurrency != workload.concurrency:
         sides = tuple(dict.fromkeys((*(level for level in workload.side_levels if level != target.concurrency),)))
