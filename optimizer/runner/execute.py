@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +16,7 @@ from optimizer.box.results import GuardFired, PortTaken, ShimRefused
 from optimizer.endpoint.client import Endpoint
 from optimizer.engines.base import Command, Engine
 from optimizer.engines.registry import engine
-from optimizer.errors import BoxError, EngineError, LinkLost, OptimizerError
+from optimizer.errors import BoxError, EngineError, LinkLost, NeedsOperator, OptimizerError
 from optimizer.evidence.exits import exit_class
 from optimizer.knowledge.library import Library
 from optimizer.model.entry import Entry, EntryKind
@@ -35,6 +37,7 @@ from optimizer.model.step import (
     Stop,
 )
 from optimizer.model.study import StudySpec
+from optimizer.redact import mark
 from optimizer.runner.base import Effect
 from optimizer.runner.calibrating import calibrate
 from optimizer.runner.collecting import launch_log
@@ -45,6 +48,7 @@ from optimizer.runner.survey import survey
 # A start whose log stands still for this long is a hang; weights of hundreds of GiB load in silence for minutes.
 SILENT_START_S = 900.0
 PROGRESS = Callable[[str], None]
+_REDACTED = re.compile(r"«redacted:[0-9a-f]{8}»")
 
 
 class LiveExecutor:
@@ -201,6 +205,9 @@ class LiveExecutor:
             if self._heart is not None:
                 self._heart.cancel()
                 self._heart = None
+            if step.keep is None:
+                # A load generator whose link broke may not have noticed yet, and a lost launch may have come up late.
+                await self.box.sweep(study)
             await self.box.disarm(study)
             await self.box.cleanup(study, leave_running=step.keep is not None)
             await self.box.unlock(study)
@@ -256,10 +263,10 @@ class LiveExecutor:
         self.session.launches[step.key] = step
         context, study = self.session.known, self.spec.study
         command = self.command_of(step)
-        env = {**context.launch.env, **command.env}
+        argv, env = with_secrets(command.argv, {**context.launch.env, **command.env}, os.environ)
         port = self._port(step)
         try:
-            launched = await self.box.launch(study, step.key, command.argv, env, context.launch.cwd, port, base="guard",
+            launched = await self.box.launch(study, step.key, argv, env, context.launch.cwd, port, base="guard",
                                              keep_log=step.purpose == "final")  # fmt: skip
         except PortTaken as taken:
             return Effect(Failed(cause="port_busy", message=taken.message, retryable=True, body={"spawned": False}))
@@ -385,6 +392,33 @@ class LiveExecutor:
         where = f" (log line {line} from the end part)" if line else ""
         infrastructure = cause in ("port_busy", "disk_full")
         return Failed(cause=cause or fallback, message=(message or f"The server ended with code {code}.") + where, retryable=infrastructure)
+
+
+def with_secrets(
+    argv: Sequence[str], env: Mapping[str, str | None], surroundings: Mapping[str, str]
+) -> tuple[list[str], dict[str, str | None]]:
+    """A resumed process read the launch command from the journal, which holds no secrets: they are found again in its own
+    environment by their digests. Raises NeedsOperator naming what is missing: a launch with a placeholder would be another server."""
+    spelled = [*argv, *(value for value in env.values() if value is not None)]
+    if not any("«redacted:" in word for word in spelled):
+        return list(argv), dict(env)
+    values = {mark(value): value for value in surroundings.values() if value}
+    missing: list[str] = []
+
+    def revealed(word: str, name: str) -> str:
+        found = _REDACTED.sub(lambda match: values.get(match[0], match[0]), word)
+        if "«redacted:" in found:
+            missing.append(name)
+        return found
+
+    words = [revealed(word, argv[index - 1] if index and argv[index - 1].startswith("-") else word.partition("=")[0]) for index, word in enumerate(argv)]
+    changes = {name: revealed(value, name) if value is not None else None for name, value in env.items()}
+    if missing:
+        raise NeedsOperator(
+            f"The study was started with secrets that its journal does not hold ({', '.join(missing)}), so this process cannot launch the same server.",
+            hint="Put them into the environment under any name and resume: SECRET=... optimize resume STUDY",
+        )
+    return words, changes
 
 
 def _last_line(data: bytes) -> str:

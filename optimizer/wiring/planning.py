@@ -14,6 +14,7 @@ from optimizer.errors import BoxError
 from optimizer.model.outcome import Done, Failed
 from optimizer.model.settings import Settings
 from optimizer.model.step import Launch, Observe
+from optimizer.redact import Redactor
 from optimizer.runner.dryrun import DryRunExecutor
 from optimizer.runner.execute import LiveExecutor
 from optimizer.runner.recorded import MemoryLog
@@ -41,7 +42,7 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
             assert isinstance(effect.outcome, Done)
             first = live.command_of(Launch(key="1", settings=Settings(), purpose="baseline", port=20000, served_name="STUDY-KEY"))
             ground = rank.ground(state, plan)
-            return {
+            found = {
                 "host": spec.host.name,
                 "target": spec.target.text or None,
                 "workload": spec.workload.plain(),
@@ -62,3 +63,5 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
                 "finish": spec.finish_or_default,
                 "next_step": "measure the running server" if state.original_running else "launch the baseline",
             }
+            shown: dict[str, Any] = Redactor().value(found)  # a host file may hold what no screen should show
+            return shown
