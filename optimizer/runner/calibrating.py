@@ -26,7 +26,7 @@ async def calibrate(box: Box, launch_id: str, *, chunks_per_s: float, concurrenc
             port.set_result(int(json.loads(line)["port"]))
 
     server = asyncio.create_task(
-        box.run_job(NULLSERVER.read_bytes(), b"", f"{launch_id}-server", 60.0, on_first, args=null_server_arguments(chunks_per_s, concurrency))
+        box.run_job(NULLSERVER.read_bytes(), b"", f"{launch_id}:server", 60.0, on_first, args=null_server_arguments(chunks_per_s, concurrency))
     )
     try:
         waiting: set[asyncio.Future[Any]] = {server, port}
@@ -38,7 +38,7 @@ async def calibrate(box: Box, launch_id: str, *, chunks_per_s: float, concurrenc
         for index in range(ROUNDS):
             job = json.dumps(calibration_job(f"http://127.0.0.1:{port.result()}", concurrency)).encode() + b"\n"
             lines: list[bytes] = []
-            await box.run_job(LOADGEN.read_bytes(), job, f"{launch_id}-load{index}", 60.0, lines.append)
+            await box.run_job(LOADGEN.read_bytes(), job, f"{launch_id}:load{index}", 60.0, lines.append)
             rounds.append(judge(lines, chunks_per_s, concurrency))
             if rounds[-1].sustains and rounds[-1].prompt:
                 break

@@ -120,7 +120,7 @@ class SSHTransport:
     def _has_known_key(self) -> bool:
         """Whether the known hosts hold any key for this machine, asked as asyncssh itself asks."""
         try:
-            options = asyncssh.SSHClientConnectionOptions(host=self._host, **self._options)
+            options = asyncssh.SSHClientConnectionOptions(host=self._host, **{"config": (), **self._options})
             files = options.known_hosts or [str(Path.home() / ".ssh" / "known_hosts")]
             port = options.port if options.port != 22 else None
             name = options.host_key_alias or options.host

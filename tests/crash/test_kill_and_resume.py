@@ -78,7 +78,7 @@ def test_killed_in_every_kind_of_step_of_one_study(box: FastBox) -> None:
 def random_gaps(seed: int) -> Iterator[int]:
     """Points from one death to the next: far, so that the study gets on, then soon, in the midst of recovering, by turns."""
     rng = random.Random(seed)
-    yield rng.randint(3, 60)
+    yield rng.randint(8, 60)  # before that there is no study that could be resumed, see below
     while True:
         yield rng.randint(2, 14)
         yield rng.randint(70, 110)
@@ -98,6 +98,20 @@ def kill_at_random(box: FastBox, study: str, gaps: Iterator[int]) -> int:
 def test_killed_at_random_again_and_again(box: FastBox, seed: int) -> None:
     assert kill_at_random(box, f"random{seed}", random_gaps(seed)) >= 4
     finished(box, f"random{seed}")
+
+
+@pytest.mark.parametrize("passage", [1, 2, 3, 4, 5])
+def test_killed_before_the_study_was_opened(box: FastBox, passage: int) -> None:
+    """Nothing was done, and the message says how to go on; what is left never stands in another study's way."""
+    assert killed(box, box.study("early"), f"*:{passage}")
+    if passage == 1:
+        assert killed(box, box.study("early"), "box.hello.after:1"), "the empty file is taken over"
+        return
+    done = box("resume", "early", "--json")
+    assert done.exit == 6 and "never opened completely" in done.err, done.err
+    assert "early" in box("studies").out
+    assert box.starts() == []
+    box.assert_clean()
 
 
 def test_the_owners_server_comes_back_whenever_the_coordinator_dies(box: FastBox) -> None:
