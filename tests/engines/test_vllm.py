@@ -53,7 +53,8 @@ def test_a_running_server_with_one_slot_is_tuned_and_replaced_by_the_best(engine
 
 def test_ngram_drafts_pay_on_a_model_that_repeats_itself(engines: Engines, tool: Tool) -> None:
     launch = engines.vllm(model="model-cycle")
-    done = tool.run("cycle", "3000tps@16", "--launch", str(launch.file(tool.home)), "--finish", "restore", "--launches", "6",
+    # Four in flight: the processor has room for the drafts' tokens there, and gains 2.6 times instead of 1.9 times at 16.
+    done = tool.run("cycle", "3000tps@4", "--launch", str(launch.file(tool.home)), "--finish", "restore", "--launches", "9",
                     output_tokens=128)  # fmt: skip
     result = done.json
     assert done.exit == 3, done.err
