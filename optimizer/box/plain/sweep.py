@@ -197,9 +197,12 @@ def stop_original(request: dict[str, Any]) -> dict[str, Any]:
         if not held or (held["pid"], held["start_time"]) != (pid, start_time):
             raise Refused("not_secured", "Process %d is not stopped: no guard on the box holds what is needed to bring it back."
                           % pid)  # fmt: skip
-        if request["boot_id"] != procfs.boot_id() or not procfs.same(pid, start_time):
-            return {"stopped": [], "remaining": []}
         ports = held["ports"]
+        if request["boot_id"] != procfs.boot_id():
+            return {"stopped": [], "remaining": []}
+        if not procfs.same(pid, start_time):
+            _refuse_restarted(ports)  # an earlier attempt stopped it, and its supervisor may have started it again
+            return {"stopped": [], "remaining": []}
 
         def scan() -> dict[int, Process]:
             processes = procfs.table()

@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -257,6 +258,26 @@ async def test_stopping_is_exact(box: Box, original: Original, server: Server, s
     assert set((await box.stop_original("s1", seen, term_s=2)).stopped) == {seen.pid, *original.reports()[0]["workers"]}
     assert (await box.stop_original("s1", seen, term_s=2)).stopped == ()
     assert twin.poll() is None
+
+
+async def test_a_supervisor_that_restarts_the_original_is_noticed_at_every_attempt(
+    box: Box, original: Original, server: Server, spawn: Callable
+) -> None:
+    """Not only by the attempt that stopped it: the next one would otherwise call the box free."""
+    seen = await original.find(box)
+    await box.secure("s1", seen, **QUICK)
+    await box.stop_original("s1", seen, term_s=2)
+    again = spawn(server(original.port, "setsid"), stdout=-3)
+    await until(lambda: box_listens(original.port))
+    with pytest.raises(ShimRefused) as caught:
+        await box.stop_original("s1", seen, term_s=2)
+    assert caught.value.kind == "restarted"
+    assert again.poll() is None
+
+
+def box_listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_killed_while_arming_can_be_armed_again(make_box: Callable[..., Box]) -> None:
