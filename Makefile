@@ -8,12 +8,13 @@ DEMO_HOST ?= sim:rtx6000x8-k26
 DEMO_TARGET ?= 1000tps@32
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint engines test-engines test-scenarios dev clean
+.PHONY: help demo test lint engines test-engines test-scenarios test-slow dev clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo          install, tune a simulated 8-GPU box, print the journal of what was done and why'
 	@echo 'make test          lint, types, import contracts and tests; needs no GPU and no engine'
+	@echo 'make test-slow     whole studies with kills, signals and broken links'
 	@echo 'make test-scenarios  whole studies on the four simulated boxes, about six minutes'
 	@echo 'make engines       install real SGLang and vLLM for this CPU into $(ENGINES) (6 GB, about two minutes)'
 	@echo 'make test-engines  tune those real engines'
@@ -42,6 +43,9 @@ lint: dev
 
 engines:
 	PYTHON=$(PYTHON) scripts/engines/install.sh $(ENGINES)
+
+test-slow: dev
+	$(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal
 
 # Whole studies on the four simulated boxes, one at a time: each of them measures.
 test-scenarios: dev

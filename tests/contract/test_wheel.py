@@ -1,5 +1,5 @@
 """What a user installs is complete: the wheel carries playbooks and spaces, and its command works from any directory, without
-the source tree. Slow: it builds the wheel and makes an environment."""
+the source tree."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

@@ -101,6 +101,7 @@ def test_no_gpu_tools_and_no_log_cost_facts_and_nothing_else(box: FastBox) -> No
     assert box.answers()
 
 
+@pytest.mark.smoke
 def test_without_consent_nothing_is_touched(box: FastBox) -> None:
     box.serve()
     words = [word for word in box.study("asked", launch=False) if word != "--yes"]

@@ -54,6 +54,7 @@ def test_a_signal_ends_the_study_in_every_phase(box: FastBox, number: signal.Sig
     assert entries(box.runs / "signalled")[-1].kind == "closed"
 
 
+@pytest.mark.smoke
 def test_the_owners_server_is_back_after_ctrl_c(box: FastBox) -> None:
     box.serve()
     process = box.start(*box.study("owned", launch=False))
@@ -135,5 +136,32 @@ def test_a_stopped_coordinator_that_wakes_up_finds_its_box_restored(box: FastBox
     assert done.exit == 5, done.err
     assert done.json["ending"] == "guard_fired"
     assert "Traceback" not in done.err
+    box.assert_clean(serving=True)
+    assert box.serving_argv() == [box.argv]
+
+
+def test_a_dead_coordinator_cannot_keep_the_box(box: FastBox) -> None:
+    """Killed and never back: the guard restores within its minutes. Whoever resumes later is told, and nothing is judged."""
+    box.serve()
+    assert box(*box.study("gone", "--guard-minutes", "0.5", launch=False), OPTIMIZER_CRASH_AT="box.sample_gpu.after:2").exit == -9
+    assert not box.answers()
+    wait_until(lambda: box.answers() and not box.marked(), 90, "the guard brings the original back")
+    assert box.serving_argv() == [box.argv]
+    done = box("resume", "gone", "--json")
+    assert done.exit == 5, done.err
+    assert done.json["ending"] == "guard_fired" and done.json["promoted"] == []
+    box.assert_clean(serving=True)
+
+
+def test_a_box_that_was_restored_by_hand_is_not_taken_again(box: FastBox) -> None:
+    box.serve()
+    assert box(*box.study("gone", launch=False), OPTIMIZER_CRASH_AT="box.sample_gpu.after:2").exit == -9
+    restored = box("restore", "--host", "localhost", "--json")
+    assert restored.exit == 0 and restored.json["restored"] is True, restored.err
+    box.assert_clean(serving=True)
+    done = box("resume", "gone", "--json")
+    assert done.exit == 5, done.err
+    assert done.json["ending"] == "guard_fired" and done.json["promoted"] == []
+    assert not [row for row in done.json["hypotheses"] if row["status"] == "pruned"], "the lost candidate is judged"
     box.assert_clean(serving=True)
     assert box.serving_argv() == [box.argv]
