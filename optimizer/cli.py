@@ -66,7 +66,8 @@ def main(ctx: click.Context, as_json: bool, runs: Path, knowledge: Path | None) 
 
 def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
     """At once, so that an error of the very first check is a document as well."""
-    ctx.obj["json"] = ctx.obj["json"] or value
+    known = ctx.ensure_object(dict)
+    known["json"] = known.get("json", False) or value
     return value
 
 
