@@ -15,10 +15,9 @@ pytestmark = [pytest.mark.scenarios, pytest.mark.timeout(420)]
 
 
 def optimize(*arguments, runs, timeout=400):
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "optimizer", "--runs", str(runs), *arguments], capture_output=True, text=True, timeout=timeout, check=False
     )
-    return done
 
 
 def study(name, tmp_path):
