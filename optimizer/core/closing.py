@@ -77,8 +77,7 @@ def ending_of(state: State, plan: Plan) -> tuple[str, str]:
         return "unreachable_by_configuration", _with_handover(why, handed)
     tested = [belief for belief in state.beliefs.values() if belief.tried]
     if not tested:
-        reason = "No cause stands out above its prior: the server is healthy for this workload, or the offered load is the limit."
-        return "nothing_to_tune", reason
+        return "nothing_to_tune", _why_nothing(state)
     if state.promoted:
         if is_refuted(state):
             shown = f"{confirmed.value:.4g}" if confirmed else ""
@@ -86,6 +85,22 @@ def ending_of(state: State, plan: Plan) -> tuple[str, str]:
         best = f" Best confirmed: {confirmed.value:.4g}." if confirmed else ""
         return "not_met", f"Everything that ranked was tried.{best}"
     return "not_met", "Everything that ranked was tried and nothing was kept."
+
+
+def _why_nothing(state: State) -> str:
+    """Why no launch was spent. A cause that is more likely than not is named, with what kept it from being tested."""
+    said = []
+    for row in state.ranked:
+        if row["probability"] < 0.5:
+            continue
+        belief = state.beliefs.get(row["id"])
+        why = belief.reason if belief and belief.reason else "no setting is known to cure it"
+        if not (belief and belief.reason) and row["ratio"] is not None:
+            why = f"the predicted ×{row['ratio'][0]:.2f} to ×{row['ratio'][1]:.2f} is too small for one launch to tell from noise, or more than the loss it addresses"
+        said.append(f"{row['id']} (probability {row['probability']:.2f}): {why}")
+    if not said:
+        return "No cause stands out above its prior: the server is healthy for this workload, or the offered load is the limit."
+    return f"No idea was worth a launch. What stands out: {'; '.join(said[:3])}"
 
 
 def _exhausted(state: State) -> bool:

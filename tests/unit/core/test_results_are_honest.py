@@ -90,3 +90,23 @@ def test_a_provisional_promotion_whose_confirmation_fails_is_taken_back():
     assert state.beliefs["cuda-graph-disabled"].status == "deferred"
     assert len(launches_of(box, "confirm")) == 1
     assert verify(log.read(), lambda seq: SMALL).mismatches == ()
+
+
+def test_a_server_is_not_called_healthy_when_its_likely_cause_was_too_small_to_test():
+    books = [book.model_copy(update={"predicts": Prediction(ratio=(1.01, 1.03))}) for book in PLAN.playbooks]
+    state, _ = run(ModelBox(EAGER, lambda values: 400.0), plan=replace(PLAN, playbooks=tuple(books)))
+    assert state.closed["ending"] == "nothing_to_tune"
+    assert "healthy" not in state.closed["reason"]
+    assert "cuda-graph-disabled (probability 0.86): the predicted ×1.01 to ×1.03 is too small" in state.closed["reason"]
+
+
+def test_a_likely_cause_whose_cure_was_refused_is_named_with_the_reason():
+    """The only cure asks for what the command line already says."""
+    plan = replace(PLAN, playbooks=tuple(
+        book.model_copy(update={"actions": (book.actions[0].model_copy(update={"params": {"disable_cuda_graph": True}}),)})
+        for book in PLAN.playbooks if book.id == "cuda-graph-disabled"
+    ))  # fmt: skip
+    state, _ = run(ModelBox(EAGER, lambda values: 400.0), plan=plan)
+    assert state.closed["launches"] == 0
+    assert "cuda-graph-disabled (probability" in state.closed["reason"]
+    assert state.beliefs["cuda-graph-disabled"].reason in state.closed["reason"]
