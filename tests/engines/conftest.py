@@ -55,11 +55,13 @@ class Engines:
     folder: Path
 
     def vllm(self, *extra: str, model: str = "model") -> Launch:
+        """One thread for OpenMP and one for numba, which drafts n-grams: with two on two busy cores their barriers stall the
+        server for seconds (seen: 10 to 600 tok/s within one window)."""
         port, served = free_port(), str(self.folder / model)
         argv = (str(self.folder / "vllm/bin/python"), "-m", "vllm.entrypoints.openai.api_server", "--model", served, "--enforce-eager",
                 "--distributed-executor-backend", "uni", "--host", "127.0.0.1", "--port", str(port), *extra)  # fmt: skip
         env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-               "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # fmt: skip
+               "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NUMBA_NUM_THREADS": "1"}  # fmt: skip
         return Launch(argv, env, port, served)
 
     def sglang(self, *extra: str, model: str = "model") -> Launch:
