@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from optimizer.box.box import Box
@@ -107,7 +107,8 @@ def _check(box: Box, hello: Hello) -> None:
 async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, ServerProcess | None]:
     """Which server this study is about: the described launch if there is one, else the one that runs."""
     found = await box.find_servers(spec.port, same_home=spec.host.kind == "sim")
-    running = [server for server in found.servers if server.launch_id is None and _adapter_of(server, spec) is not None]
+    held_by = await _studies_at_work(box, spec, found.servers)
+    running = [server for server in found.servers if _study_of(server) not in held_by and _adapter_of(server, spec) is not None]
     if spec.port is not None:
         running = [server for server in running if spec.port in server.ports]
     if spec.launch is not None:
@@ -118,7 +119,14 @@ async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, Se
                 hint=f"Engines: {', '.join(engines())}. Name one with --engine if it starts through a wrapper.",
             )
         same = [server for server in running if _port_of(adapter, spec.launch) in server.ports]
-        return adapter, spec.launch, same[0] if same and _same_command(same[0], spec.launch) else None
+        if same and not _same_command(same[0], spec.launch):
+            left = f", left running by study {_study_of(same[0])}" if _study_of(same[0]) else ""
+            raise Unfit(
+                f"Port {_port_of(adapter, spec.launch)} on {box.name}, which the launch command names, is held by another server "
+                f"(process {same[0].pid}{left}): {' '.join(same[0].argv)[:300]}",
+                hint="What was measured beside it would be wrong. To tune that server, leave --launch away; else stop it first.",
+            )
+        return adapter, spec.launch, same[0] if same else None
     if not running:
         hidden = " Somebody listens on that port, but this user may not see who." if found.port_owner_hidden else ""
         raise Unfit(f"No inference server runs on {box.name} and none is described.{hidden}", hint=EXAMPLE.format(host=box.name))
@@ -134,6 +142,19 @@ async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, Se
     # --help of the same build, and launch.sh, must find what the server finds.
     env = {**surroundings(server.env), **adapter.environment_of_interest(server.env)}
     return adapter, LaunchSpec(argv=server.argv, env=env, cwd=server.cwd), server
+
+
+async def _studies_at_work(box: Box, spec: StudySpec, servers: Iterable[ServerProcess]) -> set[str]:
+    """Studies whose launches are no servers to tune: this one, and one that still holds the box. What an earlier study left
+    running on purpose is a server like any other."""
+    if not any(server.launch_id for server in servers):
+        return set()
+    holder = await box.holder()
+    return {spec.study} if holder is None else {spec.study, holder.study}
+
+
+def _study_of(server: ServerProcess) -> str:
+    return (server.launch_id or "").partition(":")[0]
 
 
 def _adapter_of(server: ServerProcess, spec: StudySpec) -> Engine | None:
