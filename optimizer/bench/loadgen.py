@@ -1133,6 +1133,11 @@ def run_job(job, emit=_emit):
     try:
         return loop.run_until_complete(Generator(job, emit, clock).run())
     finally:
+        left = asyncio.all_tasks(loop)  # connections that were still being made when the window ended
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=1.0))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
