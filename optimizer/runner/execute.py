@@ -104,7 +104,7 @@ class LiveExecutor:
     async def _timed(self, step: Step, work: Callable[[Step], Any]) -> Effect:
         began = time.monotonic()
         try:
-            await self._rejoin()
+            await self._rejoin(step)
             effect: Effect = await work(step)
         except LinkLost as lost:
             effect = Effect(Unknown(reason=lost.message))
@@ -118,17 +118,22 @@ class LiveExecutor:
         outcome: Outcome = effect.outcome.model_copy(update={"duration_s": took})
         return Effect(outcome, effect.blobs)
 
-    async def _rejoin(self) -> None:
+    async def _rejoin(self, step: Step) -> None:
         """Before a resumed study touches a secured box: take the lock over from the dead process, and let the guard hear
-        from us again. Raises GuardFired where it was silent for too long."""
+        from us again. Raises GuardFired where the box is not as it was left: the guard waited for too long, or somebody
+        restored it by hand or restarted it. What ran there is gone then, and says nothing about the settings."""
         if self._rejoin_epoch is None:
             return
         study = self.spec.study
         await self.box.lock(study)
         status = await self.box.guard_status(study)
-        if status.fired is not None:
+        if status.fired is not None and status.fired.reason != "asked":
             self._rejoin_epoch = None
             raise GuardFired("The guard on the box has fired while nobody drove this study: it restored the original server.")
+        ending = isinstance(step, Restore) or (isinstance(step, Secure) and step.op == "disarm")  # both end the guard
+        if status.guard is None and not ending:
+            self._rejoin_epoch = None
+            raise GuardFired("The guard on the box is gone: it was restored by hand or restarted while nobody drove this study.")
         self.box.epoch, self._rejoin_epoch = self._rejoin_epoch, None
         self._heartbeat()
 

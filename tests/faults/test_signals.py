@@ -65,6 +65,16 @@ def test_the_owners_server_is_back_after_ctrl_c(box: FastBox) -> None:
     assert box.serving_argv() == [box.argv]
 
 
+def test_the_owners_server_is_back_after_ctrl_c_while_it_is_being_stopped(box: FastBox) -> None:
+    """Its signal may have been sent, its end not yet been seen: nobody knows, so it is brought back."""
+    box.serve()
+    process = box.start(*box.study("cut", launch=False))
+    wait_for(box, process, "Stopping the original")
+    process.send_signal(signal.SIGINT)
+    ended(box, process, "cut", serving=True)
+    assert box.serving_argv() == [box.argv]
+
+
 def test_an_impatient_user_loses_nothing(box: FastBox) -> None:
     """Ctrl-C again and again, also while the owner's server is brought back."""
     box.serve()
