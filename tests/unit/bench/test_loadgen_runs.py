@@ -54,7 +54,9 @@ def test_rate_within_one_percent_of_the_null_servers(null_server: Any, load: Any
     true_rate = 8 * tokens / (199 * 0.005)  # the first chunk comes at once
     assert point.metrics["output_tokens_per_s"] == pytest.approx(true_rate, rel=0.01)
     assert point.metrics["tpot_p50_ms"] == pytest.approx(5 / per_chunk, rel=0.02)
-    assert ran.summary["chunks_total"] * per_chunk == pytest.approx(stats(url)["tokens"], rel=0.01)
+    # What the server still sent before it noticed the end: up to a tenth of a second on a busy machine.
+    unread = stats(url)["tokens"] - ran.summary["chunks_total"] * per_chunk
+    assert 0 <= unread <= 8 * 20 * per_chunk
 
 
 def test_time_scale_gives_server_time(null_server: Any, load: Any) -> None:
