@@ -180,8 +180,14 @@ def next_step(state: State, *, key: str, port: int) -> Step | None:
 def closed_body(state: State, plan: Plan) -> dict[str, Any]:
     """What ``run --json`` prints, and what the report starts with."""
     assert state.spec is not None and state.closing is not None
-    ending = "needs_operator" if state.closing_failures >= MAX_CLOSING_FAILURES else state.closing.ending
-    return {**summary(state, plan), "ending": ending, "reason": state.closing.reason}
+    if state.closing_failures < MAX_CLOSING_FAILURES:
+        return {**summary(state, plan), "ending": state.closing.ending, "reason": state.closing.reason}
+    failed = state.last_failure.message if state.last_failure else "its last step failed"
+    reason = (
+        f"{PLAIN_ENDINGS[state.closing.ending].capitalize()}: {state.closing.reason} But {state.spec.host.name} could not be brought into its end state: "
+        f"{failed} The guard there tries again within {state.spec.guard_minutes:g} minutes; `optimize restore --host {state.spec.host.name}` does it now."
+    )
+    return {**summary(state, plan), "ending": "needs_operator", "reason": reason}
 
 
 def summary(state: State, plan: Plan) -> dict[str, Any]:

@@ -38,7 +38,10 @@ def result_text(result: Mapping[str, Any]) -> str:
         return "not measured"
     low, high = result["interval"]
     launches = result["launches"]
-    fresh = ", a fresh confirmation" if result.get("fresh_confirmation") else ""
+    fresh = ""
+    if result.get("fresh_confirmation"):
+        window = next((level["window_s"] for level in result.get("levels", ())), None)
+        fresh = f", a fresh confirmation of {window:.0f} s" if window else ", a fresh confirmation"
     unit = result.get("unit") or unit_of(result["metric"])
     return f"{number(result['value'])} {unit} [{number(low)}, {number(high)}] ({launches} launch{'es' if launches != 1 else ''}{fresh})"
 

@@ -35,6 +35,8 @@ def test_a_launch_that_does_not_end_asks_for_a_person():
     state, _ = run(box)
     assert state.closed["ending"] == "needs_operator"
     assert len([step for step in box.calls if isinstance(step, Stop)]) == 6  # three times to go on, three times to close
+    assert "processes [7] remain" in state.closed["reason"]
+    assert "optimize restore --host box" in state.closed["reason"]
 
 
 def test_a_stop_that_works_in_the_end_is_no_failure():

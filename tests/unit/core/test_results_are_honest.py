@@ -7,6 +7,7 @@ import pytest
 from optimizer.model.outcome import Failed
 from optimizer.model.playbook import Prediction
 from optimizer.model.step import ORIGINAL, Launch, Measure
+from optimizer.report.prose import result_text
 from optimizer.runner.recorded import verify
 
 from .model_box import PLAN, ModelBox, spec
@@ -37,6 +38,7 @@ def test_the_fresh_launch_alone_shows_the_target():
     state, log = run(ModelBox(EAGER, in_turn(980.0, 1010.0), noise=1e-4))
     assert state.closed["ending"] == "met"
     assert state.closed["best"]["value"] == pytest.approx(1010, rel=0.01)
+    assert result_text(state.closed["best"]).endswith("(1 launch, a fresh confirmation of 60 s)")  # what it was, not what it should be
     assert verify(log.read(), lambda seq: PLAN).mismatches == ()
 
 
