@@ -22,7 +22,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 READY_S = 240.0
-STUDY_S = 780.0
+STUDY_S = 1080.0
 ENGINES = ("vllm", "sglang")
 
 # Short enough for a study of minutes on two cores, long enough for effects of a factor two: the slowest server here needs

@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import Engines, Launch, Tool, answers, argv_of, owners, wait_until
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1300)]
 
 
 def test_ctrl_c_while_measuring_brings_the_original_back(engines: Engines, tool: Tool, serve: Callable[[Launch], Launch]) -> None:

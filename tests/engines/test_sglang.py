@@ -9,7 +9,7 @@ import pytest
 
 from .conftest import Engines, Launch, Tool, answers, argv_of, owners
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1300)]
 
 
 def test_two_slots_are_found_and_lifted(engines: Engines, tool: Tool, serve: Callable[[Launch], Launch]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from .conftest import Engines, Launch, Tool, answers, argv_of, owners
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1300)]
 
 Serve = Callable[[Launch], Launch]
 
