@@ -171,7 +171,12 @@ def _target_shown(state: State, plan: Plan) -> Decision | None:
     if not shown and not verdicts.meets_target(state, state.base_arm):
         return None
     if not state.promoted:
-        return _close("met", "The server meets the target as it was found; nothing was changed.")
+        runs = len(state.base_arm.results)
+        return _close(
+            "met",
+            f"The server meets the target as it was found, by {runs} launch{'es' if runs != 1 else ''}; nothing was changed and nothing was "
+            "launched to confirm it.",
+        )
     return _confirm(state, plan, then="met")
 
 

@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM: the first asks the loop to finish cleanly, the second to stop what is running at once. Neither
-leaves the box as it is: the loop still closes the study and restores what it found."""
+"""Ctrl-C and SIGTERM: the running step is cancelled and the study closes, which restores what was found. Closing itself is
+not cut short by a second one: a box left half restored would be worse than the wait."""
 
 from __future__ import annotations
 

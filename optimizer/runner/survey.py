@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,7 +24,8 @@ from optimizer.runner.context import BoxContext
 from optimizer.runner.hosts import EXAMPLE
 
 MIN_DISK_BYTES = 200 << 20
-GPU_QUERY = "name,memory.total,driver_version"
+GPU_QUERY = "name,memory.total,memory.used"
+FOREIGN_GPU_MIB = 1024  # what an idle GPU with a display or a persistence daemon holds stays well below
 
 
 class Unfit(BoxError):
@@ -48,6 +50,10 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
     files |= await _hardware(box, hello)
     gpus = [row.split(",") for row in files.pop("gpus.txt", b"").decode("utf-8", "replace").splitlines() if row.strip()]
     gpu_names = [row[0].strip() for row in gpus]
+    given = adapter.parse_launch(launch.argv, launch.env, flags).values
+    if original is None:
+        _refuse_foreign_load(box, gpus, given, launch)
+    _refuse_api_key(launch)
     files |= await _model_config(box, identity.model, launch)
     version = await _version(box, adapter, launch)
     if original is not None:
@@ -80,7 +86,7 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
         "box": context.plain(),
         "evidence": bundle.evidence.plain(),
         "flags": flags.plain(),
-        "given": adapter.parse_launch(launch.argv, launch.env, flags).values,
+        "given": given,
         "original": original is not None,
         "unknown_flags": list(adapter.unknown_flags(launch.argv, flags)) if flags.known else [],
     }
@@ -230,10 +236,39 @@ async def _model_config(box: Box, model: str | None, launch: LaunchSpec) -> dict
     return {}
 
 
+def _refuse_foreign_load(box: Box, gpus: list[list[str]], given: Mapping[str, Any], launch: LaunchSpec) -> None:
+    """A number measured beside somebody else's job is a wrong number: the GPUs that the launch is going to use must be idle."""
+    visible = str(launch.env.get("CUDA_VISIBLE_DEVICES", "")).split(",")
+    sizes = [given.get(name) for name in ("tp_size", "tensor_parallel_size", "pp_size", "pipeline_parallel_size")]
+    needed = math.prod(size for size in sizes if isinstance(size, int) and size > 0)
+    indices = [int(item) for item in visible] if all(item.strip().isdigit() for item in visible) else list(range(needed))
+    busy = {index: _mib(gpus[index][2]) for index in indices if index < len(gpus) and len(gpus[index]) > 2}
+    taken = {index: mib for index, mib in busy.items() if mib is not None and mib > FOREIGN_GPU_MIB}
+    if taken:
+        listed = ", ".join(f"GPU {index}: {mib} MiB" for index, mib in sorted(taken.items()))
+        raise Unfit(
+            f"No server of this study runs on {box.name}, yet its GPUs are in use ({listed}): somebody else's job would be measured as well.",
+            hint="End it (nvidia-smi lists the processes), or choose other GPUs with CUDA_VISIBLE_DEVICES in the launch command.",
+        )
+
+
+def _refuse_api_key(launch: LaunchSpec) -> None:
+    if any(word == "--api-key" or word.startswith("--api-key=") for word in launch.argv):
+        raise Unfit(
+            "The server asks its clients for an API key (--api-key), and the load generator does not send one yet: every request would fail.",
+            hint="Describe a launch without it for the study (--launch), on a port that only this machine reaches.",
+        )
+
+
+def _mib(text: str) -> int | None:
+    words = text.split()
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
 def _box_facts(hello: Hello, gpus: list[list[str]]) -> dict[str, Any]:
     """What ``{box: ...}`` operands may name."""
     known: dict[str, Any] = {"cpus": hello.cpus, "memory_mib": hello.memory_bytes >> 20, "gpu.count": len(gpus)}
-    sizes = [int(row[1].split()[0]) for row in gpus if len(row) > 1 and row[1].split()[:1] and row[1].split()[0].isdigit()]
+    sizes = [size for row in gpus if len(row) > 1 and (size := _mib(row[1])) is not None]
     if sizes:
         known["gpu.memory_mib"] = min(sizes)
     return known
