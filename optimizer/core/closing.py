@@ -174,6 +174,20 @@ def next_step(state: State, *, key: str, port: int) -> Step | None:
     return Secure(key=key, op="disarm")
 
 
+def what_runs(state: State) -> str:
+    """What serves on the box now that the study is over, in one sentence."""
+    assert state.spec is not None
+    where = state.spec.host.name
+    if state.server is not None and state.server.purpose == "final" and state.server.status == "ready":
+        return f"The best settings serve on {where} now, under the original's port and name."
+    if state.original_running:
+        better = " although better settings were confirmed: they could not be brought up in its place" if is_confirmed_better(state) else ""
+        return f"The original server runs on {where}{better}."
+    if state.server is not None:
+        return f"Launch {state.server.key} still runs on {where}, port {state.server.port}."
+    return f"No server of this study runs on {where}."
+
+
 # ---- the summary --------------------------------------------------------------------------------------------------
 
 

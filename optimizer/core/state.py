@@ -384,7 +384,7 @@ def _launch_failed(state: State, step: Launch | AwaitReady | Measure, outcome: F
         found = Evidence.model_validate(outcome.body.get("evidence", {}))
         arm = replace(arm, crashed=f"{outcome.cause}: {outcome.message}", evidence=arm.evidence if arm.results else found)
         state = replace(state, arms={**state.arms, settings.digest: arm})
-    else:
+    elif outcome.cause != "interrupted":  # our own death says nothing about the settings
         state = replace(state, failures=_counted(state, settings.digest))
     if isinstance(step, Launch) and not outcome.body.get("spawned", False):
         return replace(state, server=None)

@@ -43,7 +43,7 @@ from optimizer.runner.calibrating import calibrate
 from optimizer.runner.collecting import launch_log
 from optimizer.runner.context import Session
 from optimizer.runner.measure import measure
-from optimizer.runner.survey import survey
+from optimizer.runner.survey import refuse_api_key, survey
 
 # A start whose log stands still for this long is a hang; weights of hundreds of GiB load in silence for minutes.
 SILENT_START_S = 900.0
@@ -125,6 +125,7 @@ class LiveExecutor:
         if self._rejoin_epoch is None:
             return
         study = self.spec.study
+        refuse_api_key(self.session.known.launch)
         await self.box.lock(study)
         status = await self.box.guard_status(study)
         if status.fired is not None and status.fired.reason != "asked":

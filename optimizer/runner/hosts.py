@@ -38,7 +38,6 @@ class HostDescription(Frozen):
     log: str | None = None
     engine: str | None = None
     port: int | None = None
-    prefix: list[str] = []
 
 
 def parse_host(text: str) -> HostSpec:

@@ -53,7 +53,6 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
     given = adapter.parse_launch(launch.argv, launch.env, flags).values
     if original is None:
         _refuse_foreign_load(box, gpus, given, launch)
-    _refuse_api_key(launch)
     files |= await _model_config(box, identity.model, launch)
     version = await _version(box, adapter, launch)
     if original is not None:
@@ -252,7 +251,8 @@ def _refuse_foreign_load(box: Box, gpus: list[list[str]], given: Mapping[str, An
         )
 
 
-def _refuse_api_key(launch: LaunchSpec) -> None:
+def refuse_api_key(launch: LaunchSpec) -> None:
+    """Said before anything is changed; reading such a server is fine."""
     if any(word == "--api-key" or word.startswith("--api-key=") for word in launch.argv):
         raise Unfit(
             "The server asks its clients for an API key (--api-key), and the load generator does not send one yet: every request would fail.",

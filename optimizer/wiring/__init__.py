@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from optimizer import __version__
+from optimizer import __version__, log
 from optimizer.box.box import Box
 from optimizer.core.closing import summary
 from optimizer.core.plan import Plan
@@ -32,6 +32,7 @@ from optimizer.model.flags import FlagTable
 from optimizer.model.study import Budget, Finish, HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import Target, parse_target
 from optimizer.model.workload import Workload
+from optimizer.report.prose import sentence
 from optimizer.runner import hosts
 from optimizer.runner.execute import LiveExecutor, knowledge_blob
 from optimizer.runner.loop import StopRequest, Watch, drive
@@ -206,7 +207,7 @@ def _writable(runs: Path) -> Iterator[None]:
 
 
 def _resolved_host(host: HostSpec, description: hosts.HostDescription) -> HostSpec:
-    return HostSpec(name=description.ssh or host.name, kind=host.kind, prefix=tuple(description.prefix))
+    return HostSpec(name=description.ssh or host.name, kind=host.kind)
 
 
 def _is_hex(text: str) -> bool:
@@ -296,6 +297,7 @@ async def resume_study(
 async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: Path, watch: Watch | None) -> State:
     stop = StopRequest()
     executor.guard_lost = lambda why: stop.ask(why, "guard_fired")
+    log.configure(level="error", log_file=folder / "log.jsonl", redactor=journal.redactor)
     stop_file = folder / "stop"
     with interruptible(stop):
         try:
@@ -310,7 +312,10 @@ async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: P
 def _stoppable(stop: StopRequest, stop_file: Path, watch: Watch | None) -> Watch:
     """``optimize stop`` leaves a file; it is looked for between steps as well as signalled."""
 
+    events = log.get("study")
+
     def watched(state: State, entry: Entry) -> None:
+        events.info(entry.kind.value, seq=entry.seq, text=sentence(entry), minutes=round(state.minutes, 2))
         if stop_file.exists() and stop.reason is None:
             stop.ask("Stopped by `optimize stop`.")
         if watch is not None:

@@ -34,4 +34,4 @@ def test_no_gpu_is_no_foreign_load():
 
 def test_a_server_with_an_api_key_is_refused_in_words():
     with pytest.raises(survey.Unfit, match="--api-key"):
-        survey._refuse_api_key(LaunchSpec(argv=("python3", "-m", "sglang.launch_server", "--api-key", "x")))
+        survey.refuse_api_key(LaunchSpec(argv=("python3", "-m", "sglang.launch_server", "--api-key", "x")))
