@@ -125,7 +125,6 @@ class LiveExecutor:
         if self._rejoin_epoch is None:
             return
         study = self.spec.study
-        refuse_api_key(self.session.known.launch)
         await self.box.lock(study)
         status = await self.box.guard_status(study)
         if status.fired is not None and status.fired.reason != "asked":
@@ -218,6 +217,7 @@ class LiveExecutor:
             await self.box.cleanup(study, leave_running=step.keep is not None)
             await self.box.unlock(study)
             return Effect(Done(body={"armed": False}))
+        refuse_api_key(self.session.known.launch)
         await self.box.lock(study)
         status = await self.box.guard_status(study)
         epoch = (status.fenced_epoch or 0) + 1
