@@ -99,10 +99,10 @@ def fitted_cost(draft_tokens: int, ratios: Mapping[float, float], prior: RoundCo
         running, seen = points[0]
         scale = max(seen, 0.0) / max(prior.fixed + prior.per_sequence * running, 1e-9)
         return RoundCost(prior.fixed * scale, prior.per_sequence * scale)
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = max(sum((x - mean_x) * (y - mean_y) for x, y in points) / spread, 0.0)
+    mean_x = math.fsum(x for x, _ in points) / len(points)
+    mean_y = math.fsum(y for _, y in points) / len(points)
+    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
+    slope = max(math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread, 0.0)
     return RoundCost(max(mean_y - slope * mean_x, 0.0), slope)
 
 

@@ -2,6 +2,7 @@
 delivers one token to each of the intended sequences, so its time is concurrency / throughput and every loss adds up to
 it exactly. What no other bucket explains is *kernel*; nothing is rounded away and nothing is counted twice."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -154,7 +155,7 @@ def _losses(
             f"over {collectives.best_path} {collectives.best_us:.1f} us",
         ))  # fmt: skip
     if depth:
-        spent = times.step - sum(max(loss.ms, 0.0) for loss in losses if loss.bucket in ("eager", "collectives"))
+        spent = times.step - math.fsum(max(loss.ms, 0.0) for loss in losses if loss.bucket in ("eager", "collectives"))
         losses.append(_Loss(
             "drafts", (depth + 1 - accepted) / (depth + 1) * spent, "measured",
             f"{accepted:.2f} of {depth + 1} tokens of a round are accepted",
@@ -184,7 +185,7 @@ def _assemble(
         if ms > 0:
             granted.append(_Loss(loss.bucket, ms, loss.basis, loss.why))
     # The rest carries the error of every estimate above it, and is itself one where that error may exceed it.
-    guessed = sum(loss.ms for loss in granted if loss.basis == "estimated")
+    guessed = math.fsum(loss.ms for loss in granted if loss.basis == "estimated")
     basis: Basis = "measured" if times.step_known and guessed <= left else "estimated"
     granted.append(_Loss("kernel", left, basis, "what no other bucket explains: kernels slower than the roofline"))
     slices, reached = [], min(roof, times.total)
@@ -194,7 +195,7 @@ def _assemble(
         slices.append(_slice(loss.bucket, loss.ms, reached, situation, loss.basis, loss.why))
     by_bucket = {loss.bucket: loss.ms for loss in granted}
     prefill_floor = prefill_per_round_ms(bounds.prefill_ms_per_request / EFFICIENCY, situation)
-    winnable = sum(by_bucket.get(bucket, 0.0) for bucket in ("queue_cap", "eager", "collectives"))
+    winnable = math.fsum(by_bucket.get(bucket, 0.0) for bucket in ("queue_cap", "eager", "collectives"))
     winnable += max(by_bucket.get("prefill", 0.0) - prefill_floor, 0.0)
     winnable += by_bucket.get("host", 0.0)
     plain = situation.draft_tokens == 0 and (situation.graph_off_share or 0.0) == 0
@@ -223,8 +224,8 @@ def _notes(times: _Round, roof: float, granted: Sequence[_Loss], situation: Situ
     notes = []
     if times.total < roof * 0.999:
         notes.append("The measurement beats the roofline: the shape, the GPU or the count of tokens is wrong.")
-    lost = sum(loss.ms for loss in granted)
-    estimated = sum(loss.ms for loss in granted if loss.basis == "estimated")
+    lost = math.fsum(loss.ms for loss in granted)
+    estimated = math.fsum(loss.ms for loss in granted if loss.basis == "estimated")
     if lost > 0 and estimated > lost / 2:
         cheapest = (
             "one launch with the running batch captured would measure the graphed step"

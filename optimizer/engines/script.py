@@ -15,7 +15,7 @@ _HIDDEN = re.compile("«(?:secret|redacted)")  # what stands for a value that ne
 def render(command: Command, settings: Mapping[str, Value], comments: Iterable[str] = ()) -> dict[str, str]:
     """``{"launch.sh": ..., "env.sh": ...}``. Both are POSIX sh; a secret becomes ``${NAME:?...}``, to be given by
     whoever runs it."""
-    lines = [*_commented(comments), *_commented(f"{param} = {value!r}" for param, value in sorted(settings.items()))]
+    lines = [*_commented(comments), *_commented(f"{param} {'removed' if value is None else f'= {value!r}'}" for param, value in sorted(settings.items()))]
     argv, needed = _without_secrets(command.argv)
     environment = ["# Sourced by launch.sh."]
     for name, value in sorted(command.env.items()):

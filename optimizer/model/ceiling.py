@@ -1,5 +1,6 @@
 """Shapes, hardware, bounds and the waterfall: what this box could do, and where the gap is lost. Data only."""
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -149,8 +150,8 @@ class Waterfall(Frozen):
 
     def share(self, bucket: str) -> float:
         """Share of the measured time that sits in ``bucket`` (0 when the bucket is absent)."""
-        total = sum(part.ms for part in self.slices)
-        return sum(part.ms for part in self.slices if part.bucket == bucket) / total if total > 0 else 0.0
+        total = math.fsum(part.ms for part in self.slices)
+        return math.fsum(part.ms for part in self.slices if part.bucket == bucket) / total if total > 0 else 0.0
 
 
 class OutOfReach(Frozen):

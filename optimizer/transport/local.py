@@ -29,6 +29,11 @@ class LocalTransport:
         if home is not None:
             self.env["HOME"] = str(home)
 
+    def _start_folder(self) -> str:
+        """HOME, unless it does not exist: then the shim says so itself, instead of nothing starting."""
+        home = Path(self.env.get("HOME") or "/")
+        return str(home) if home.is_dir() else "/"
+
     async def run(
         self, stdin: bytes, timeout_s: float, on_stdout: Callable[[bytes], None] | None = None
     ) -> CommandResult:
@@ -36,7 +41,7 @@ class LocalTransport:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-c", BOOTSTRAP,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env=self.env, cwd=self.env.get("HOME") or "/", start_new_session=True, limit=_CHUNK,
+            env=self.env, cwd=self._start_folder(), start_new_session=True, limit=_CHUNK,
         )  # fmt: skip
         assert process.stdin and process.stdout and process.stderr
         collected, errors = bytearray(), bytearray()
