@@ -27,6 +27,9 @@ from optimizer.runner.context import Session
 from optimizer.runner.survey import launch_json
 
 LOADGEN = Path(bench.__file__).with_name("loadgen.py")
+# Between two levels. An engine learns that a client hung up only when it next looks: SGLang every four seconds for requests
+# that wait. On a real server with four slots the level at concurrency 1 stood still for its first seconds behind them.
+SETTLE_S = 6.0
 
 
 async def measure(
