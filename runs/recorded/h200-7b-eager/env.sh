@@ -1,0 +1,3 @@
+# Sourced by launch.sh.
+export HF_HUB_OFFLINE=1
+export PYTHONPATH=/opt/sglang
