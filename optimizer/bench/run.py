@@ -16,6 +16,7 @@ from optimizer.stats import saturation, steady, tail
 
 # Fewer events with text than this give a rate with a counting error of its own above 20 %.
 MIN_CHUNKS = 25
+HELD_BACK_TOKENS = 32  # of one piece; stream intervals and draft lengths stay below
 OUTPUT_TOLERANCE = 0.01
 CACHED_TOLERANCE = 0.02
 CHAT_TEMPLATE_TOKENS = 64
@@ -209,16 +210,28 @@ class _Point:
         _add(metrics, "ttft", ttft)
         _add(metrics, "tpot", self._tpot())
         _add(metrics, "e2e", [(row["ended"] - row["scheduled"]) * 1000 for row in self.full])
-        _add_histogram(metrics, "itl", self.summary["itl_ms"])
+        if self._held_back():
+            self.notes.append("the server holds its text back and sends an answer in a few pieces: no token times can be stated")
+        else:
+            _add_histogram(metrics, "itl", self.summary["itl_ms"])
         return metrics
+
+    def _held_back(self) -> bool:
+        """Most answers came in pieces of more tokens than any stream interval or draft explains."""
+        sizes = sorted(row["output"] / row["chunks"] for row in self.full if row["chunks"] and row["output"])
+        return bool(sizes) and sizes[len(sizes) // 2] > HELD_BACK_TOKENS
 
     def _tpot(self) -> list[float]:
         """(last - first) / (tokens - 1) in ms, of the requests that ended; where fewer than three did, of all that
                 streamed a while.
 
         A chunk may carry several tokens: those of the first chunk came with it, so the span from first to last chunk
-        produced the tokens of the other chunks. With one token per chunk that is the usual formula.
+        produced the tokens of the other chunks. With one token per chunk that is the usual formula. A server that holds
+        its text back sends an answer in a few large pieces, which say nothing about single tokens: recorded on a real
+        GPU, two pieces for 512 tokens once gave twice the true figure.
         """
+        if self._held_back():
+            return []
         values = []
         for row in self.full:
             if row["chunks"] > 1 and row["output"]:

@@ -172,6 +172,8 @@ def _target_shown(state: State, plan: Plan) -> Decision | None:
         return None
     if not state.promoted:
         runs = len(state.base_arm.results)
+        if runs == 1 and verdicts.target_within_interval(state, state.base_arm) and not closing.over_budget(state, reserve=0):
+            return _bring_up(state, state.baseline, "baseline")  # one launch this close to the target shows nothing yet
         return _close(
             "met",
             f"The server meets the target as it was found, by {runs} launch{'es' if runs != 1 else ''}; nothing was changed and nothing was "

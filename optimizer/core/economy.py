@@ -94,7 +94,7 @@ def rank_value(probability: float, gain: float, cost: float, guard_risk: float =
 
 def entropy_bits(probability: float) -> float:
     """Uncertainty of one yes/no question."""
-    return -sum(p * math.log2(p) for p in (probability, 1 - probability) if 0 < p < 1)
+    return -math.fsum(p * math.log2(p) for p in (probability, 1 - probability) if 0 < p < 1)
 
 
 def expected_information_bits(probability: float, if_true_db: float, if_false_db: float) -> float:

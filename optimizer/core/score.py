@@ -4,6 +4,7 @@ Pure and deterministic. Every hypothesis is its own yes/no question, so probabil
 about the same underlying fact (a group) only the strongest counts, because an echoed log line is not a second witness;
 and all evidence together is clamped, so that no amount of text makes a hypothesis immune to a measurement."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 from optimizer.core.predicate import View, explain
@@ -84,7 +85,7 @@ def _alone(book: Playbook, view: View, measured_db: float) -> Scored:
         Hit(rule=rule, group=group, answer=value, db=db, counted=strongest[group] == index, facts=facts)
         for index, (rule, group, value, db, facts) in enumerate(answered)
     )
-    total = sum(hit.db for hit in hits if hit.counted)
+    total = math.fsum(hit.db for hit in hits if hit.counted)
     evidence_db = max(-EVIDENCE_LIMIT_DB, min(EVIDENCE_LIMIT_DB, total))
     score_db = book.prior_db + evidence_db + measured_db
     return Scored(

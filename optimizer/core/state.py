@@ -347,7 +347,7 @@ def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry
     direction = primary.direction if primary else "at_least"
     value = metric_value(measurement.points[0], metric) if measurement.points else None
     if measurement.invalid or value is None:
-        why = "; ".join(f"{item.code}: {item.detail}" for item in measurement.invalid) or f"the run gives no {metric}"
+        why = "; ".join(f"{item.code}: {item.detail}" for item in measurement.invalid) or _why_no(metric, measurement)
         arm = replace(arm, invalid=(*arm.invalid, (step.launch, why)))
     else:
         result = LaunchResult(step.launch, entry.seq, value, log_value(value, direction), measurement.points)
@@ -360,6 +360,21 @@ def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry
     if step.launch == ORIGINAL:
         return replace(state, server=state.server)
     return _with_server(state, step.launch, status="measured")
+
+
+REQUESTS_FOR = {"_p99": 459, "_p95": 90}  # without a single miss, at 99 % confidence (ARCHITECTURE section 16; stats/tail.py)
+
+
+def _why_no(metric: str, measurement: Measurement) -> str:
+    """Why a valid run has no value for the target's metric, and what would give one."""
+    ok = measurement.points[0].requests_ok if measurement.points else 0
+    for quantile, needed in REQUESTS_FOR.items():
+        if quantile in metric:
+            return (
+                f"{ok} requests ended in the window, which carry no {metric}: that claim needs at least {needed}. Give a longer window_s (workload "
+                "file), a higher concurrency or a lower percentile"
+            )
+    return f"the run gives no {metric} ({ok} requests ended in the window)"
 
 
 def _failed(state: State, step: Step, outcome: Failed, entry: Entry) -> State:

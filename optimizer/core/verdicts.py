@@ -10,10 +10,11 @@ from typing import Any
 from optimizer.core import closing, economy, ledger
 from optimizer.core.judge import judge
 from optimizer.core.plan import Plan
-from optimizer.core.state import ArmState, State, Test, metric_value
+from optimizer.core.state import ArmState, State, Test, log_value, metric_value
 from optimizer.model.measurement import LoadPoint
 from optimizer.model.settings import Settings
 from optimizer.model.verdict import Judgement, Noise
+from optimizer.stats.interval import half_width
 from optimizer.stats.noise import pooled_noise
 
 MAX_RETRIES = 2
@@ -230,6 +231,18 @@ def meets_target(state: State, arm: ArmState) -> bool:
     if not arm.results or not state.spec.target.bounds:
         return False
     return point_meets_target(state, arm.results[-1].points) and _mean_meets(state, arm)
+
+
+def target_within_interval(state: State, arm: ArmState) -> bool:
+    """Whether the 95 % interval of the arm's mean still reaches to the wrong side of the primary bound."""
+    assert state.spec is not None
+    primary = state.spec.target.primary
+    if primary is None or not arm.results:
+        return False
+    policy, spread = closing.policy(state), noise(state)
+    half = half_width(1 - policy.error, spread.degrees_of_freedom, spread.sd / math.sqrt(len(arm.results)))
+    low = math.fsum(result.ln for result in arm.results) / len(arm.results) - half
+    return low < log_value(primary.value, primary.direction)
 
 
 def _mean_meets(state: State, arm: ArmState) -> bool:

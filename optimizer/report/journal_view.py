@@ -46,7 +46,7 @@ def why_text(entries: Sequence[Entry], seq: int) -> str:
     while current is not None and depth < 50:
         lines.append(f"{'  ' * depth}{line_of(current)}")
         lines += [f"{'  ' * depth}       {text}" for text in _support(current)]
-        cause = current.cause if current.cause else _implied_cause(entries, current)
+        cause = _implied_cause(entries, current) or current.cause
         current = by_seq.get(cause) if cause else None
         depth += 1
     return "\n".join(lines)
@@ -78,19 +78,30 @@ def _support(entry: Entry) -> list[str]:
 
 
 def _implied_cause(entries: Sequence[Entry], entry: Entry) -> int | None:
-    """An outcome follows from its intent, an intent from the last conclusion before it, a choice from its ranking."""
+    """What a reader wants next: an outcome's intent, the choice behind a launch, the ranking behind a choice, the verdict behind
+    a promotion. None: the recorded cause is the answer."""
     before = [item for item in entries if item.seq < entry.seq]
-    if entry.kind == EntryKind.OUTCOME:
-        return next((item.seq for item in reversed(before) if item.kind == EntryKind.INTENT and item.key == entry.key), None)
-    if entry.kind == EntryKind.INTENT:
-        wanted = {EntryKind.CHOSEN, EntryKind.PROMOTED, EntryKind.NOTE}
-    elif entry.kind in (EntryKind.CHOSEN, EntryKind.REFUSED):
-        wanted = {EntryKind.RANKED}
-    elif entry.kind == EntryKind.RANKED:
-        wanted = {EntryKind.CEILING}
-    else:
-        return None
-    return next((item.seq for item in reversed(before) if item.kind in wanted), None)
+
+    def last(*kinds: EntryKind) -> int | None:
+        return next((item.seq for item in reversed(before) if item.kind in kinds), None)
+
+    match entry.kind:
+        case EntryKind.OUTCOME:
+            return next((item.seq for item in reversed(before) if item.kind == EntryKind.INTENT and item.key == entry.key), None)
+        case EntryKind.INTENT:
+            return last(EntryKind.CHOSEN, EntryKind.PROMOTED, EntryKind.NOTE, EntryKind.ROLLED_BACK)
+        case EntryKind.CHOSEN | EntryKind.REFUSED:
+            return last(EntryKind.RANKED)
+        case EntryKind.RANKED:
+            return last(EntryKind.CEILING)
+        case EntryKind.PROMOTED | EntryKind.PRUNED | EntryKind.DEFERRED:
+            judged = [item for item in before if item.kind == EntryKind.JUDGED and item.body.get("hypothesis") == entry.body.get("hypothesis")]
+            return judged[-1].seq if judged else None
+        case EntryKind.JUDGED:
+            return last(EntryKind.CHOSEN)
+        case EntryKind.CLOSED | EntryKind.NOTE:
+            return last(EntryKind.RANKED, EntryKind.JUDGED) if entry.body.get("closing") or entry.kind == EntryKind.CLOSED else None
+    return None
 
 
 def journal_document(folder: Path, *, why: int | None = None, hypothesis: str | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.core.closing import PLAIN_ENDINGS, what_runs
+from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, what_runs
 from optimizer.core.state import State
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.study import StudySpec
@@ -80,7 +80,7 @@ class Progress:
         self._say(f"  best      {result_text(result['best'])}")
         self._say(f"  spent     {result['launches']} launches after the baseline, {result['minutes']:.1f} minutes")
         self._say(f"  box       {what_runs(state)}")
-        self._say(f"  report    {folder / 'report.md'}; the winner's command: {folder / 'launch.sh'}")
+        self._say(f"  report    {folder / 'report.md'}; {'the best' if is_confirmed_better(state) else 'the original'} command line: {folder / 'launch.sh'}")
 
     def _say(self, line: str) -> None:
         (self._live.console if self._live is not None else self.console).print(Text(line))

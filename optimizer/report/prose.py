@@ -18,10 +18,10 @@ def sentence(entry: Entry) -> str:
 
 
 def changes_text(changes: Mapping[str, Any]) -> str:
-    """Settings as people write them: ``cuda_graph_max_bs=256``, a removed one as ``-disable_cuda_graph``."""
+    """Settings as people write them: ``cuda_graph_max_bs=256``, a removed one as ``without disable_cuda_graph``."""
     if not changes:
         return "the original command line"
-    return " ".join(f"-{name}" if value is None else f"{name}={_value(value)}" for name, value in sorted(changes.items()))
+    return " ".join(f"without {name}" if value is None else f"{name}={_value(value)}" for name, value in sorted(changes.items()))
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -128,7 +128,7 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
 def _point(point: Mapping[str, Any]) -> str:
     metrics = point["metrics"]
     parts = [f"{number(metrics.get('output_tokens_per_s'))} tok/s at c={point['concurrency']}"]
-    parts += [f"{name} {number(metrics[key])} ms" for name, key in (("TTFT", "ttft_p50_ms"), ("TPOT", "tpot_p50_ms")) if key in metrics]
+    parts += [f"{name} {number(metrics[key])} ms" for name, key in (("TTFT p50", "ttft_p50_ms"), ("TPOT p50", "tpot_p50_ms")) if key in metrics]
     return ", ".join(parts)
 
 
@@ -138,7 +138,8 @@ def _ceiling(body: Mapping[str, Any]) -> str:
     lost = " · ".join(f"{part['bucket']} {100 * part['share']:.0f} %" for part in body.get("lost", []) if part["share"] >= 0.01)
     return (
         f"Ceiling {number(body.get('ceiling_tokens_per_s'))} tok/s at c={body.get('concurrency')}, measured "
-        f"{number(body.get('measured_tokens_per_s'))}; configuration could reach {number(body.get('reachable_tokens_per_s'))}. Lost: {lost or 'nothing'}."
+        f"{number(body.get('measured_tokens_per_s'))}; winning back what queue, launches and collectives lose would give about "
+        f"{number(body.get('reachable_tokens_per_s'))}. Lost: {lost or 'nothing'}."
     )
 
 

@@ -113,7 +113,7 @@ def _waterfall(state: State) -> list[str]:
     return [
         "## Where the time goes", "",
         f"Roofline {number(body['ceiling_tokens_per_s'])} tok/s at concurrency {body['concurrency']}, measured {number(body['measured_tokens_per_s'])}, "
-        f"reachable by configuration {number(body['reachable_tokens_per_s'])}.", "",
+        f"about {number(body['reachable_tokens_per_s'])} if queue, launches and collectives lost nothing.", "",
         "| bucket | share of the time | basis | why |", "|---|---|---|---|", *rows, "",
         *[f"- {note}" for note in body.get("notes", [])], "",
     ]  # fmt: skip

@@ -132,6 +132,21 @@ def test_a_target_met_as_found_changes_nothing():
     assert ORIGINAL in box.running
 
 
+def test_a_target_met_by_a_hair_takes_a_second_launch_to_be_shown():
+    box = ModelBox({}, lambda values: 1050.0)
+    state, _ = run(box)
+    assert state.closed["ending"] == "met"
+    assert state.closed["baseline"]["launches"] == 2
+    assert "2 launches" in state.closed["reason"]
+    assert state.closed["launches"] == 0
+
+
+def test_a_percentile_that_the_window_cannot_carry_says_how_many_requests_it_needs():
+    state, _ = run(ModelBox({}, speed), target="ttft.p99<500ms")
+    assert state.closed["ending"] == "unfit"
+    assert "at least 459" in state.closed["reason"] and "window_s" in state.closed["reason"]
+
+
 def test_a_setting_without_effect_is_not_kept():
     state, _ = run(ModelBox(EAGER, lambda values: 400.0, noise=0.02))
     assert state.promoted == ()
