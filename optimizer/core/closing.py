@@ -57,6 +57,8 @@ def launches_left(state: State, reserve: int) -> int:
 
 def over_budget(state: State, reserve: int) -> bool:
     """Whether another launch no longer fits, in number or in minutes (judged by this study's own launches)."""
+    if state.server is not None and state.server.status in ("launched", "ready"):
+        return False  # what was launched is paid for: it is measured
     assert state.spec is not None
     if launches_left(state, reserve) <= 0:
         return True

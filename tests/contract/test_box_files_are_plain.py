@@ -10,6 +10,7 @@ import pytest
 
 from optimizer.box.program import guard_program, shim_program
 from tests.interpreters import supported
+from tests.old_syntax import parsed
 
 PACKAGE = Path(__file__).parents[2] / "optimizer"
 # The shim is sent as one text made of shim.py and everything in box/plain/; the others are sent as they are.
@@ -17,7 +18,6 @@ PARTS = ["box/shim.py", *sorted(f"box/plain/{path.name}" for path in (PACKAGE / 
 WHOLE = ["box/guard.py", "bench/loadgen.py", "bench/nullserver.py"]
 FILES = [*PARTS, *WHOLE]
 OPTIONAL = {"bench/loadgen.py": {"uvloop"}, "bench/nullserver.py": {"uvloop"}}
-OLDEST = (3, 8)
 
 # Methods and functions that came after 3.8: (name of the attribute) -> since.
 LATER = {
@@ -31,7 +31,7 @@ GENERIC = {"list", "dict", "tuple", "set", "frozenset", "type"}
 
 
 def tree(name: str) -> ast.Module:
-    return ast.parse((PACKAGE / name).read_text(encoding="utf-8"), feature_version=OLDEST)
+    return parsed((PACKAGE / name).read_text(encoding="utf-8"))
 
 
 def postponed(code: ast.Module) -> set[ast.AST]:
@@ -109,7 +109,7 @@ def test_the_check_can_fail(code: str) -> None:
 @pytest.mark.parametrize("code", ["match x:\n    case 1: ...", "try: ...\nexcept* ValueError: ...", "type X = int", "with (open(a) as b, open(c) as d): ..."])
 def test_later_syntax_is_refused(code: str) -> None:
     with pytest.raises(SyntaxError):
-        ast.parse(code, feature_version=OLDEST)
+        parsed(code)
 
 
 LOAD = """

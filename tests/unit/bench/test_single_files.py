@@ -7,13 +7,14 @@ import sys
 import pytest
 
 from tests.interpreters import interpreters
+from tests.old_syntax import parsed
 
 from .conftest import BENCH
 
 
 @pytest.mark.parametrize("name", ["loadgen.py", "nullserver.py"])
 def test_stdlib_only_and_python_38(name: str) -> None:
-    tree = ast.parse((BENCH / name).read_text(), feature_version=(3, 8))
+    tree = parsed((BENCH / name).read_text())
     imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -12,6 +12,7 @@ from optimizer.box.box import Box
 from optimizer.box.program import BOOTSTRAP, guard_program, shim_program
 from optimizer.transport.local import LocalTransport
 from tests.interpreters import interpreters, supported
+from tests.old_syntax import parsed
 
 FOLDER = Path(__file__).parents[3] / "optimizer" / "box"
 FILES = [FOLDER / "shim.py", FOLDER / "guard.py", *sorted((FOLDER / "plain").glob("*.py"))]
@@ -23,7 +24,7 @@ ALLOWED = {
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_syntax_and_imports(file: Path) -> None:
-    tree = ast.parse(file.read_text(), feature_version=(3, 8))
+    tree = parsed(file.read_text())
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -33,7 +34,7 @@ def test_syntax_and_imports(file: Path) -> None:
 
 def test_the_program_is_plain_text() -> None:
     assert shim_program().isascii()
-    ast.parse(guard_program().decode(), feature_version=(3, 8))
+    parsed(guard_program().decode())
 
 
 class Other(LocalTransport):

@@ -265,6 +265,19 @@ def test_a_stop_request_closes_the_study_and_cleans_the_box():
     assert not box.armed
 
 
+def test_a_launch_that_uses_up_the_budget_is_still_measured():
+    """Baseline, candidate, confirmation: three launches are enough, to the last one."""
+    state, _ = run(ModelBox(EAGER, speed), study=spec(budget=Budget(minutes=1e6, launches=3)))
+    assert state.closed["ending"] == "met"
+    assert state.closed["launches"] == 2
+
+
+def test_ideas_that_the_budget_left_untried_are_no_proof_that_nothing_is_left():
+    state, _ = run(ModelBox(EAGER, speed), study=spec(budget=Budget(minutes=1e6, launches=2)))
+    assert state.closed["ending"] == "not_met"
+    assert "budget" in state.closed["reason"]
+
+
 def test_the_budget_ends_a_study():
     state, _ = run(ModelBox({**EAGER, "max_running_requests": 4}, lambda values: speed(values) / 2), study=spec(budget=Budget(minutes=1e6, launches=3)))
     assert state.launches_baseline + state.launches_after <= 3
