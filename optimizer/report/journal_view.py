@@ -12,6 +12,7 @@ from optimizer.core.state import fold
 from optimizer.errors import OptimizerError, UsageError
 from optimizer.journal import Journal
 from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.target import unit_of
 from optimizer.report.prose import sentence
 
 # What a reader of the story can do without: the effect's announcement where its outcome says the same.
@@ -155,12 +156,12 @@ def study_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
 def study_table(rows: Sequence[dict[str, Any]]) -> str:
     if not rows:
         return "No study yet. Start one: optimize run --host sim:h200-7b"
-    lines = [f"{'study':<12} {'ending':<30} {'target':<22} {'host':<26} {'launches':>8} {'minutes':>8} {'best':>10}"]
+    lines = [f"{'study':<12} {'ending':<30} {'target':<22} {'host':<26} {'launches':>8} {'minutes':>8} {'best':>14}"]
     for row in rows:
-        best = f"{row['best']:.4g}" if isinstance(row.get("best"), int | float) else ""
+        best = f"{row['best']:.4g} {unit_of(row['metric'])}" if isinstance(row.get("best"), int | float) else ""
         lines.append(
             f"{row['study']:<12} {row['ending']:<30} {row.get('target', ''):<22} {row.get('host', ''):<26} "
-            f"{row.get('launches', ''):>8} {row.get('minutes', ''):>8} {best:>10}"
+            f"{row.get('launches', ''):>8} {row.get('minutes', ''):>8} {best:>14}"
         )
     return "\n".join(lines)
 

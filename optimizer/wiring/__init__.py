@@ -454,7 +454,7 @@ async def restore_host(name: str) -> dict[str, Any]:
     """Bring the box back to what ran before the study that holds it."""
     host = hosts.parse_host(name)
     if host.kind == "sim":
-        raise UsageError("A simulated box ends with its study; there is nothing to restore.")
+        raise UsageError("A simulated box belongs to its study and is cleaned with it.", hint="optimize studies lists them; optimize stop STUDY ends one and everything that it started.")
     described = _resolved_host(host, hosts.describe(host, (Path("hosts"), _config_folder() / "hosts")))
     spec = StudySpec(study="restore", host=described, target=Target(), workload=Workload())
     async with opened_box(spec, Path("runs/restore")) as box:

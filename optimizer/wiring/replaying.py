@@ -57,11 +57,13 @@ def _driven(folder: Path, until: int | None) -> dict[str, Any]:
     state, was = fold(log.read()), fold(entries)
     ending, recorded = _ending(log.read()), _ending(entries)
     text = f"{folder.name}: recorded ending {recorded} after {was.launches_after} launches; replayed {ending or 'unfinished'} after {state.launches_after}."
-    if stopped:
+    if until:
+        text = f"{folder.name}: replayed up to entry {until}; the rest was left out as asked."
+    elif stopped:
         text += f"\n  {stopped}"
     return {
         "study": folder.name, "ending": ending, "recorded_ending": recorded, "launches": state.launches_after, "not_recorded": executor.not_recorded,
-        "promoted": [dict(changes) for changes in state.promoted], "identical": not stopped and ending == recorded and state.promoted == was.promoted,
+        "promoted": [dict(changes) for changes in state.promoted], "identical": bool(until) or (not stopped and ending == recorded and state.promoted == was.promoted),
         "text": text,
     }  # fmt: skip
 
