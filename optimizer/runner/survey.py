@@ -52,7 +52,7 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
     gpu_names = [row[0].strip() for row in gpus]
     given = adapter.parse_launch(launch.argv, launch.env, flags).values
     if original is None:
-        _refuse_foreign_load(box, gpus, given, launch)
+        await _refuse_foreign_load(box, spec, gpus, given, launch)
     files |= await _model_config(box, identity.model, launch)
     version = await _version(box, adapter, launch)
     if original is not None:
@@ -235,7 +235,7 @@ async def _model_config(box: Box, model: str | None, launch: LaunchSpec) -> dict
     return {}
 
 
-def _refuse_foreign_load(box: Box, gpus: list[list[str]], given: Mapping[str, Any], launch: LaunchSpec) -> None:
+async def _refuse_foreign_load(box: Box, spec: StudySpec, gpus: list[list[str]], given: Mapping[str, Any], launch: LaunchSpec) -> None:
     """A number measured beside somebody else's job is a wrong number: the GPUs that the launch is going to use must be idle."""
     visible = str(launch.env.get("CUDA_VISIBLE_DEVICES", "")).split(",")
     sizes = [given.get(name) for name in ("tp_size", "tensor_parallel_size", "pp_size", "pipeline_parallel_size")]
@@ -244,6 +244,12 @@ def _refuse_foreign_load(box: Box, gpus: list[list[str]], given: Mapping[str, An
     busy = {index: _mib(gpus[index][2]) for index in indices if index < len(gpus) and len(gpus[index]) > 2}
     taken = {index: mib for index, mib in busy.items() if mib is not None and mib > FOREIGN_GPU_MIB}
     if taken:
+        holder = await box.holder()
+        if holder is not None and holder.study != spec.study:
+            raise Unfit(
+                f"{box.name} is held by study {holder.study} (coordinator on {holder.coordinator_name}), whose server fills its GPUs.",
+                hint=f"Wait for it, or end it: optimize stop {holder.study}; if its coordinator is gone for good: optimize restore --host {box.name}",
+            )
         listed = ", ".join(f"GPU {index}: {mib} MiB" for index, mib in sorted(taken.items()))
         raise Unfit(
             f"No server of this study runs on {box.name}, yet its GPUs are in use ({listed}): somebody else's job would be measured as well.",
