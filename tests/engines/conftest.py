@@ -20,6 +20,10 @@ from typing import Any
 
 import pytest
 
+from optimizer.bench.calibrate import LOADGEN
+from optimizer.bench.run import build_job, longest_s, summarise
+from optimizer.model.workload import Workload
+
 REPOSITORY = Path(__file__).parents[2]
 READY_S = 240.0
 STUDY_S = 1080.0
@@ -73,6 +77,16 @@ class Engines:
         env = {"HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1",
                "PYTHONPATH": str(shims if shims.is_dir() else REPOSITORY / "scripts/engines/shims")}  # fmt: skip
         return Launch(argv, env, port, served)
+
+
+def rate_of(launch: Launch) -> float:
+    """Output tokens/s of a running server under the tests' load: targets follow the machine, which may be twice as fast tomorrow."""
+    workload = Workload(**WORKLOAD)
+    job = build_job(workload, concurrency=workload.concurrency, window_s=10.0, base_url=f"http://127.0.0.1:{launch.port}", model=launch.model,
+                    seed=1, salt="before")  # fmt: skip
+    done = subprocess.run([sys.executable, str(LOADGEN)], input=json.dumps(job).encode() + b"\n", capture_output=True, timeout=longest_s(job),
+                          check=True)  # fmt: skip
+    return summarise(done.stdout.splitlines(), workload, workload.concurrency).metrics["output_tokens_per_s"]
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .conftest import Engines, Launch, Tool, answers, argv_of, owners
+from .conftest import Engines, Launch, Tool, answers, argv_of, owners, rate_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1300)]
 
@@ -22,7 +22,8 @@ def test_two_slots_are_found_and_lifted(engines: Engines, tool: Tool, serve: Cal
     # Only a build whose --help was read refuses anything; it needs the server's own PYTHONPATH.
     assert planned.json["spaces"] and owners(launch.port) == before and tool.marked() == {}
 
-    done = tool.run("slots", "110tps@16", "--port", str(launch.port), "--finish", "restore")
+    target = round(1.5 * rate_of(launch))
+    done = tool.run("slots", f"{target}tps@16", "--port", str(launch.port), "--finish", "restore")
     result = done.json
     assert (done.exit, result["ending"]) == (0, "met"), done.err
     assert result["promoted"] == [{"max_running_requests": 16}]

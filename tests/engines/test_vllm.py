@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .conftest import Engines, Launch, Tool, answers, argv_of, owners
+from .conftest import Engines, Launch, Tool, answers, argv_of, owners, rate_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1300)]
 
@@ -27,7 +27,8 @@ def test_a_running_server_with_one_slot_is_tuned_and_replaced_by_the_best(engine
     assert planned.json["would_restore"] == list(launch.argv)
     assert owners(launch.port) == before and tool.marked() == {}
 
-    done = tool.run("slots", "200tps@16", "--port", str(launch.port))
+    target = round(2 * rate_of(launch))
+    done = tool.run("slots", f"{target}tps@16", "--port", str(launch.port))
     result = done.json
     assert (done.exit, result["ending"]) == (0, "met"), done.err
     assert result["promoted"] == [{"max_num_seqs": 16}]
