@@ -187,7 +187,7 @@ class Tool:
                         found[int(folder.name)] = launch[0] if launch else ""
         return found
 
-    def left(self, study: str) -> dict[int, str]:
+    def left(self, study: str, *, launched: bool = True) -> dict[int, str]:
         """Everything that a study started and that lives: also engine processes that overwrote their environment with a title
         (setproctitle), which only their session gives away. pid -> launch id."""
         leaders: dict[int, str] = {}
@@ -198,7 +198,7 @@ class Tool:
                 key = body["step"]["key"]
             elif entry["kind"] == "outcome" and body["step"] == "launch" and body["outcome"]["status"] == "done":
                 leaders[body["outcome"]["body"]["pid"]] = f"{study}:{key}"
-        assert leaders, "nothing was ever launched"
+        assert leaders or not launched, "nothing was ever launched"
         by_session = {pid: leaders[session] for pid, session in sessions().items() if session in leaders}
         return {**self.marked(), **by_session}
 
