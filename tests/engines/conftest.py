@@ -79,9 +79,9 @@ class Engines:
         return Launch(argv, env, port, served)
 
 
-def rate_of(launch: Launch) -> float:
+def rate_of(launch: Launch, **load: Any) -> float:
     """Output tokens/s of a running server under the tests' load: targets follow the machine, which may be twice as fast tomorrow."""
-    workload = Workload(**WORKLOAD)
+    workload = Workload(**{**WORKLOAD, **load})
     job = build_job(workload, concurrency=workload.concurrency, window_s=10.0, base_url=f"http://127.0.0.1:{launch.port}", model=launch.model,
                     seed=1, salt="before")  # fmt: skip
     done = subprocess.run([sys.executable, str(LOADGEN)], input=json.dumps(job).encode() + b"\n", capture_output=True, timeout=longest_s(job),
