@@ -10,7 +10,6 @@ from optimizer.core import economy
 from optimizer.core.plan import Plan
 from optimizer.core.score import probability_of
 from optimizer.core.state import ArmState, State
-from optimizer.model.settings import Settings
 from optimizer.model.step import ORIGINAL, AwaitReady, Launch, Restore, Secure, Step, Stop
 from optimizer.model.target import unit_of
 from optimizer.model.verdict import JudgePolicy, Noise
@@ -18,6 +17,7 @@ from optimizer.stats.interval import half_width
 from optimizer.stats.noise import pooled_noise
 
 MAX_CLOSING_FAILURES = 3
+MAX_RETRIES = 2  # of a retryable failure of one setting
 BUDGET_SPENT = "The budget is spent."
 PLAIN_ENDINGS = {
     "met": "target met",
@@ -47,6 +47,11 @@ def policy(state: State) -> JudgePolicy:
         return policy_
     middle = uneven[len(uneven) // 2]
     return policy_.model_copy(update={"prior_sd": max(policy_.prior_sd, min(middle, economy.CPU_PRIOR_SD))})
+
+
+def pooled(state: State) -> Noise:
+    """Launch-to-launch noise over every setting of this study that was launched at least twice, with the prior."""
+    return pooled_noise([arm.arm() for arm in state.arms.values()], policy(state))
 
 
 def launches_left(state: State, reserve: int) -> int:
@@ -208,7 +213,7 @@ def closed_body(state: State, plan: Plan) -> dict[str, Any]:
 
 def summary(state: State, plan: Plan) -> dict[str, Any]:
     assert state.spec is not None
-    noise = pooled_noise([arm.arm() for arm in state.arms.values()], policy(state))
+    noise = pooled(state)
     primary = state.spec.target.primary
     metric = primary.metric if primary else "output_tokens_per_s"
     kept = bool(state.promoted) and not is_refuted(state)
@@ -276,8 +281,3 @@ def _result(state: State, arm: ArmState, metric: str, noise: Noise, *, confirmed
         "settings": dict(arm.settings.values),
         "entries": [result.entry for result in results],
     }
-
-
-def original_settings() -> Settings:
-    """The overlay of the command line as the user started it: nothing."""
-    return Settings()

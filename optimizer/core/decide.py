@@ -28,7 +28,6 @@ from optimizer.model.step import (
     Stop,
 )
 
-MAX_RETRIES = 2  # of a retryable failure of one setting
 MAX_SPOILT = 2  # launches of the baseline that may give nothing usable
 
 
@@ -74,7 +73,7 @@ def _survey(state: State, plan: Plan) -> Decision | None:
 
 def _stuck(state: State, plan: Plan) -> Decision | None:
     """A server that does not end: nothing can be launched beside it, and asking again for ever frees no box."""
-    if state.failures.get("stop", 0) > MAX_RETRIES and state.last_failure is not None:
+    if state.failures.get("stop", 0) > closing.MAX_RETRIES and state.last_failure is not None:
         return _close("needs_operator", f"A server could not be stopped: {state.last_failure.message}")
     return None
 
@@ -83,7 +82,7 @@ def _secure(state: State, plan: Plan) -> Decision | None:
     assert state.spec is not None
     if state.armed:
         return None
-    if state.failures.get("secure", 0) > MAX_RETRIES and state.last_failure is not None:
+    if state.failures.get("secure", 0) > closing.MAX_RETRIES and state.last_failure is not None:
         return _close("unfit", f"The box could not be secured: {state.last_failure.message}")
     return Secure(key=_key(state), op="arm", minutes=state.spec.guard_minutes)
 
@@ -109,7 +108,7 @@ def _baseline(state: State, plan: Plan) -> Decision | None:
         return _close("unfit", f"The server does not start with its original command line ({arm.crashed}).")
     if state.spoilt_launches(arm.settings) >= MAX_SPOILT:
         return _close("unfit", f"The baseline could not be measured: {arm.invalid[-1][1]}")
-    if state.failures.get(arm.settings.digest, 0) > MAX_RETRIES and state.last_failure is not None:
+    if state.failures.get(arm.settings.digest, 0) > closing.MAX_RETRIES and state.last_failure is not None:
         return _close("unfit", f"The baseline could not be measured: {state.last_failure.message}")
     if closing.over_budget(state, reserve=0) and not state.original_running:
         return _close("not_met", "The budget was spent before the baseline could be measured.")
@@ -222,7 +221,7 @@ def _confirm(state: State, plan: Plan, then: str | None) -> Decision | None:
         if then and verdicts.point_meets_target(state, arm.confirmed.points):
             return _close(then, "The target is met by a fresh launch of the promoted settings.")
         return None
-    if state.spoilt_launches(arm.settings) or state.failures.get(arm.settings.digest, 0) > MAX_RETRIES or arm.crashed:
+    if state.spoilt_launches(arm.settings) or state.failures.get(arm.settings.digest, 0) > closing.MAX_RETRIES or arm.crashed:
         why = arm.crashed or (arm.invalid[-1][1] if arm.invalid else state.last_failure.message if state.last_failure else "")
         return _close("not_met", f"The promoted settings could not be confirmed by a fresh launch: {why}")
     if closing.over_budget(state, reserve=0):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optimizer.core import economy, picture
-from optimizer.core.closing import policy
+from optimizer.core.closing import pooled
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate
 from optimizer.core.refuse import Ground, dead_in, point_digest, refuse, screen
@@ -19,7 +19,6 @@ from optimizer.model.base import Value
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
 from optimizer.model.settings import Settings
 from optimizer.model.space import Refusal, Space, Trial
-from optimizer.stats.noise import pooled_noise
 
 # A launch costs minutes of an expensive box: below odds of 1:4 an idea has to wait for evidence.
 MIN_PROBABILITY = 0.20
@@ -176,7 +175,7 @@ def _value(state: State, plan: Plan, item: Scored, book: Playbook, ratio: tuple[
     """Expected log gain per launch."""
     if ratio is None:
         return 0.0
-    noise = pooled_noise([arm.arm() for arm in state.arms.values()], policy(state))
+    noise = pooled(state)
     if not economy.worth_its_own_test(economy.typical_ratio(ratio), noise.sd):
         return 0.0
     gain = economy.expected_gain(

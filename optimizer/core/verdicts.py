@@ -13,18 +13,11 @@ from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State, Test, log_value, metric_value
 from optimizer.model.measurement import LoadPoint
 from optimizer.model.settings import Settings
-from optimizer.model.verdict import Judgement, Noise
+from optimizer.model.verdict import Judgement
 from optimizer.stats.interval import half_width
-from optimizer.stats.noise import pooled_noise
 
-MAX_RETRIES = 2
 ERROR_RATE_GUARD = 0.0
 OUTPUT_LENGTH_TOLERANCE = 0.01
-
-
-def noise(state: State) -> Noise:
-    """Pooled over every setting of this study that was launched at least twice, with the prior."""
-    return pooled_noise([arm.arm() for arm in state.arms.values()], closing.policy(state))
 
 
 def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[..., Any], conclude: Callable[..., Any]) -> Any:
@@ -38,7 +31,7 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
         return conclude("pruned", _body(test, "infeasible", f"It does not run: {candidate.crashed}"), test.entry)
     if state.spoilt_launches(test.settings):
         return conclude("deferred", _body(test, "invalid", f"No valid measurement: {candidate.invalid[-1][1]}"), test.entry)
-    if state.failures.get(digest, 0) > MAX_RETRIES and state.last_failure is not None:
+    if state.failures.get(digest, 0) > closing.MAX_RETRIES and state.last_failure is not None:
         return conclude("deferred", _body(test, "invalid", f"It could not be measured: {state.last_failure.message}"), test.entry)
     if not candidate.results:
         if _pair_first(state, plan, test):
@@ -82,7 +75,7 @@ def unmeasurable(state: State, arm: ArmState) -> str:
         return f"it does not run ({arm.crashed})"
     if state.spoilt_launches(arm.settings):
         return f"no valid measurement ({arm.invalid[-1][1]})"
-    if state.failures.get(arm.settings.digest, 0) > MAX_RETRIES and state.last_failure is not None:
+    if state.failures.get(arm.settings.digest, 0) > closing.MAX_RETRIES and state.last_failure is not None:
         return f"it could not be measured ({state.last_failure.message})"
     return ""
 
@@ -101,7 +94,7 @@ def settle_provisional(state: State, plan: Plan) -> tuple[str, dict[str, Any]] |
         return None
     before = state.arm(Settings(values=dict(waiting["before"])))
     ratio = waiting.get("ratio")
-    judgement = judge(state.base_arm.arm(), before.arm(), noise(state), (ratio[0], ratio[1]) if ratio else None, closing.policy(state), 0)
+    judgement = judge(state.base_arm.arm(), before.arm(), closing.pooled(state), (ratio[0], ratio[1]) if ratio else None, closing.policy(state), 0)
     better = judgement.verdict in ("supported", "partial")
     if better or point_meets_target(state, confirmed.points):
         body = {"hypothesis": waiting["hypothesis"], "changes": dict(waiting["changes"]), "judgement": judgement.plain(),
@@ -123,7 +116,7 @@ def _pair_first(state: State, plan: Plan, test: Test) -> bool:
     if test.ratio is None:
         return True
     middle = economy.typical_ratio(test.ratio)
-    return economy.needs_second_baseline((middle, middle), noise(state).sd, closing.policy(state).quick_exit_sd)
+    return economy.needs_second_baseline((middle, middle), closing.pooled(state).sd, closing.policy(state).quick_exit_sd)
 
 
 def _judged(state: State, plan: Plan, test: Test) -> Judgement:
@@ -132,7 +125,7 @@ def _judged(state: State, plan: Plan, test: Test) -> Judgement:
     left = closing.launches_left(state, reserve=1)
     if state.reach != "none":  # nothing can reach the target any more: one launch per idea, no further looks
         left = 0
-    judgement = judge(candidate.arm(), baseline.arm(), noise(state), test.ratio, closing.policy(state), left)
+    judgement = judge(candidate.arm(), baseline.arm(), closing.pooled(state), test.ratio, closing.policy(state), left)
     broken = _broken_guard(state, candidate, baseline)
     if broken and judgement.verdict in ("supported", "partial"):
         return judgement.model_copy(update={"verdict": "harmful", "final": True, "next_arm": None, "reason": broken})
@@ -239,7 +232,7 @@ def target_within_interval(state: State, arm: ArmState) -> bool:
     primary = state.spec.target.primary
     if primary is None or not arm.results:
         return False
-    policy, spread = closing.policy(state), noise(state)
+    policy, spread = closing.policy(state), closing.pooled(state)
     half = half_width(1 - policy.error, spread.degrees_of_freedom, spread.sd / math.sqrt(len(arm.results)))
     low = math.fsum(result.ln for result in arm.results) / len(arm.results) - half
     return low < log_value(primary.value, primary.direction)
