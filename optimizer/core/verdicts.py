@@ -129,6 +129,9 @@ def _judged(state: State, plan: Plan, test: Test) -> Judgement:
     broken = _broken_guard(state, candidate, baseline)
     if broken and judgement.verdict in ("supported", "partial"):
         return judgement.model_copy(update={"verdict": "harmful", "final": True, "next_arm": None, "reason": broken})
+    if not judgement.final and _claim_excluded(test, judgement) and _target_excluded(state, judgement):
+        # What is left of it could at most be a small gain: the launches of its further looks are worth more to the next idea.
+        return judgement.model_copy(update={"final": True, "next_arm": None, "expected_launches": None, "reason": "no further look is worth a launch"})
     return judgement
 
 
@@ -167,16 +170,25 @@ def _settle(state: State, test: Test, judgement: Judgement) -> tuple[str, Mappin
 
 def _too_small_for_the_target(state: State, test: Test, judgement: Judgement) -> str | None:
     """Why an undecided effect is ruled out all the same: its claim, or the target, lies beyond its whole interval."""
-    if test.ratio is not None and judgement.high < test.ratio[0]:
+    if test.ratio is not None and _claim_excluded(test, judgement):
         return f"the predicted ×{test.ratio[0]:.2f} is excluded: it is not what limits this server"
+    if state.reach == "none" or not (wanted := _target_excluded(state, judgement)):
+        return None
+    return f"the target needs ×{wanted:.2f} and an effect above ×{judgement.high:.2f} is excluded: more launches could not change the ending"
+
+
+def _claim_excluded(test: Test, judgement: Judgement) -> bool:
+    return test.ratio is not None and judgement.high < test.ratio[0]
+
+
+def _target_excluded(state: State, judgement: Judgement) -> float | None:
+    """The ratio that the target needs, where the whole interval of the effect lies below it."""
     assert state.spec is not None
     primary = state.spec.target.primary
-    if state.reach == "none" or primary is None or primary.direction != "at_least":
+    if primary is None or primary.direction != "at_least":
         return None
     wanted = primary.value / max(result.value for result in state.base_arm.results)
-    if judgement.high < wanted:
-        return f"the target needs ×{wanted:.2f} and an effect above ×{judgement.high:.2f} is excluded: more launches could not change the ending"
-    return None
+    return wanted if judgement.high < wanted else None
 
 
 def _body(test: Test, verdict: str, why: str) -> dict[str, Any]:

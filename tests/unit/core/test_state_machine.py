@@ -154,6 +154,17 @@ def test_a_setting_without_effect_is_not_kept():
     assert state.beliefs["cuda-graph-disabled"].status in ("deferred", "pruned")
 
 
+@pytest.mark.parametrize("gain", [1.09, 1.11, 1.13])
+def test_a_small_gain_under_a_large_claim_far_from_the_target_gets_no_further_launches(gain):
+    """Its claim and the target both lie beyond its interval: what is left of it is worth less than the next idea's launch."""
+    box = ModelBox(EAGER, lambda values: 25.0 * (1.0 if values.get("disable_cuda_graph") else gain), noise=0.002)
+    state, _ = run(box, target="1000tps@16", best_effort=True)
+    belief = state.beliefs["cuda-graph-disabled"]
+    launches = [step for step in box.calls if isinstance(step, Launch) and step.purpose == "candidate"]
+    assert len(launches) == 1 and not state.promoted
+    assert belief.status == "pruned" and "is excluded: it is not what limits this server" in belief.reason
+
+
 def test_a_crashing_setting_is_infeasible_and_the_study_goes_on():
     box = ModelBox({**EAGER, "max_running_requests": 4}, speed,
                    crash=lambda values: "oom_capture" if not values.get("disable_cuda_graph") else None)  # fmt: skip
