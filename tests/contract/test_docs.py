@@ -88,14 +88,15 @@ def check_optimize(words: list[str]) -> None:
 
 def understood(words: list[str]) -> None:
     """Options exist and have values that are accepted, up to the point where a machine would be reached."""
-    from optimizer.cli import _options, main
+    from optimizer.cli import main
+    from optimizer.cli.studying import options_of
 
     name, context = words[0], main.make_context("optimize", [words[0]], resilient_parsing=True)
     command = main.get_command(context, name)
     assert command is not None, f"there is no command {name}"
     parsed = command.make_context(name, list(words[1:]), parent=context)
     if name in ("run", "plan"):
-        wiring.prepare(_options(parsed.params), wiring.Roots(runs=Path("/nonexistent")))
+        wiring.prepare(options_of(parsed.params), wiring.Roots(runs=Path("/nonexistent")))
     elif parsed.params.get("host"):
         hosts.parse_host(parsed.params["host"])
 

@@ -18,8 +18,8 @@ DOORS = {
     "sqlite3": ("optimizer.journal.",),
     "sqlite_utils": ("optimizer.journal.",),
     "yaml": ("optimizer.knowledge.load",),
-    "click": ("optimizer.cli",),
-    "rich": ("optimizer.cli", "optimizer.report."),
+    "click": ("optimizer.cli.",),
+    "rich": ("optimizer.cli.", "optimizer.report."),
     "structlog": ("optimizer.log",),
     "uvloop": ("optimizer.bench.loadgen", "optimizer.bench.nullserver"),  # never needed, only tried
 }

@@ -1,0 +1,59 @@
+"""What all commands share: errors become one message and an exit code, ``--json`` becomes one document on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimizer.errors import Interrupted, OptimizerError
+
+if TYPE_CHECKING:
+    from optimizer.wiring import Roots
+
+
+class Group(click.Group):
+    """Turns the project's own errors into one clear message and the exit code of their branch."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OptimizerError as error:
+            if ctx.params.get("as_json") or (ctx.obj or {}).get("json"):
+                click.echo(json.dumps({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}))
+            click.echo(f"optimize: {error.message}", err=True)
+            if error.hint:
+                click.echo(error.hint, err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("optimize: interrupted", err=True)
+            sys.exit(Interrupted.exit_code)
+
+
+def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    """At once, so that an error of the very first check is a document as well."""
+    known = ctx.ensure_object(dict)
+    known["json"] = known.get("json", False) or value
+    return value
+
+
+def json_option(command: Any) -> Any:
+    text = "One JSON document on stdout."
+    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=_remember_json, help=text)(command)
+
+
+def roots_of(ctx: click.Context) -> Roots:
+    from optimizer.wiring import Roots
+
+    return Roots(runs=ctx.obj["runs"], knowledge=ctx.obj["knowledge"])
+
+
+def wants_json(ctx: click.Context, as_json: bool) -> bool:
+    ctx.obj["json"] = ctx.obj["json"] or as_json
+    return bool(ctx.obj["json"])
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))

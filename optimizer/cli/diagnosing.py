@@ -1,0 +1,38 @@
+"""``diagnose``: what may limit a server, by reading alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.errors import UsageError
+
+
+@click.command()
+@click.option("--evidence", multiple=True, type=click.Path(path_type=Path, exists=True),
+              help="A bundle folder or case file; the second one is the baseline of the comparison.")  # fmt: skip
+@click.option("--host", help="Read a live box instead (nothing is changed).")
+@click.option("--port", type=click.IntRange(1, 65535))
+@click.option("--engine", type=str)
+@json_option
+@click.pass_context
+def diagnose(ctx: click.Context, evidence: tuple[Path, ...], host: str | None, port: int | None, engine: str | None, as_json: bool) -> None:
+    """Rank what may limit a server, from recorded evidence or from a live box."""
+    from optimizer.report.diagnosis_view import diagnosis_text
+    from optimizer.wiring import diagnose_bundle, diagnose_host
+
+    if bool(evidence) == bool(host):
+        raise UsageError("Give either --evidence PATH or --host NAME.", hint="Example: optimize diagnose --host localhost")
+    if len(evidence) > 2:
+        raise UsageError("At most two bundles can be compared.")
+    if host:
+        found = asyncio.run(diagnose_host(host, roots_of(ctx), port=port, engine=engine))
+    else:
+        found = diagnose_bundle(evidence, roots_of(ctx))
+    if wants_json(ctx, as_json):
+        print_json(found.to_json())
+    else:
+        click.echo(diagnosis_text(found))

@@ -1,0 +1,63 @@
+"""``journal``, ``studies`` and ``replay``: what was decided, and whether it would be decided again."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+
+
+@click.command()
+@click.argument("study")
+@click.option("--verify", is_flag=True, help="Recompute every decision and compare it with the recorded one.")
+@click.option("--until", type=int, help="Replay only up to this entry.")
+@json_option
+@click.pass_context
+def replay(ctx: click.Context, study: str, verify: bool, until: int | None, as_json: bool) -> None:
+    """Drive a recorded study again, without its box. STUDY is a name or a folder."""
+    from optimizer.wiring.replaying import replay_study
+
+    found = replay_study(study, roots_of(ctx), verify=verify, until=until)
+    if wants_json(ctx, as_json):
+        print_json(found)
+    else:
+        click.echo(found["text"])
+    sys.exit(0 if found["identical"] else 6)
+
+
+@click.command()
+@click.argument("study")
+@click.option("--why", type=int, metavar="SEQ", help="One entry with everything that led to it, down to the log line.")
+@click.option("--hypothesis", help="Only what concerns this hypothesis.")
+@click.option("--follow", is_flag=True, help="Keep printing while the study runs.")
+@click.option("--all", "everything", is_flag=True, help="Also the routine steps.")
+@json_option
+@click.pass_context
+def journal(ctx: click.Context, study: str, why: int | None, hypothesis: str | None, follow: bool, everything: bool, as_json: bool) -> None:
+    """Tell the story of a study: what was decided, on which evidence."""
+    from optimizer.report.journal_view import follow_journal, journal_document, journal_text
+
+    folder = roots_of(ctx).study(study)
+    if wants_json(ctx, as_json):
+        print_json(journal_document(folder, why=why, hypothesis=hypothesis))
+    elif follow:
+        for line in follow_journal(folder):
+            click.echo(line)
+    else:
+        click.echo(journal_text(folder, why=why, hypothesis=hypothesis, everything=everything))
+
+
+@click.command()
+@json_option
+@click.pass_context
+def studies(ctx: click.Context, as_json: bool) -> None:
+    """List the studies, newest first."""
+    from optimizer.report.journal_view import study_rows, study_table
+
+    rows = study_rows(roots_of(ctx).names())
+    if wants_json(ctx, as_json):
+        print_json({"studies": rows})
+    else:
+        click.echo(study_table(rows))

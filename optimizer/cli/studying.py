@@ -1,0 +1,123 @@
+"""``run``, ``plan`` and ``resume``: a study, from its options to its ending."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.errors import UsageError
+
+if TYPE_CHECKING:
+    from optimizer.wiring import Options
+
+
+def minutes(text: str) -> float:
+    """``2h``, ``90m``, ``45``: minutes."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(h|m|min|s)?", text.strip())
+    if not match:
+        raise UsageError(f"The budget {text!r} is no duration.", hint="Examples: --budget 2h, --budget 90m")
+    return float(match[1]) * {"h": 60.0, "m": 1.0, "min": 1.0, "s": 1 / 60, None: 1.0}[match[2]]
+
+
+def study_options(command: Any) -> Any:
+    listed = [
+        click.option("--host", required=True, help="An SSH alias, `localhost`, or `sim:NAME` for a simulated box."),
+        click.option("--target", multiple=True, help="1000tps, 1000tps@16, ttft.p99<500ms; combine with commas or by repeating."),
+        click.option("--engine", type=str, help="sglang or vllm; found by itself otherwise."),
+        click.option("--launch", help="How the server is started: a command in quotes, or a JSON file with argv and env."),
+        click.option("--port", type=click.IntRange(1, 65535), help="Which running server, where there are several."),
+        click.option("--workload", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="TOML or JSON file describing the load."),
+        click.option("--budget", default="2h", show_default=True, help="Time for the whole study."),
+        click.option("--launches", type=int, default=20, show_default=True, help="Launches for the whole study, the baseline's included."),
+        click.option("--thorough", is_flag=True, help="Spend launches on small effects too."),
+        click.option("--yes", "-y", is_flag=True, help="Ask nothing: the running server may be stopped, and is brought back."),
+        click.option("--finish", type=click.Choice(["best", "restore", "leave"]), help="What runs afterwards (default: the best if confirmed, else the original)."),
+        click.option("--allow-lossy", is_flag=True, help="Also try settings that can change what the model answers."),
+        click.option("--best-effort", is_flag=True, help="Tune even where the target is beyond the hardware."),
+        click.option("--guard-minutes", type=click.FloatRange(0.5, 1440), default=15.0, show_default=True,
+                     help="After so long without a word from here the box restores itself."),
+        click.option("--confirm-window", type=click.FloatRange(1, 86400), help="Seconds of the confirming measurement (default 600)."),
+        click.option("--time-scale", type=click.FloatRange(1, 1000), help="Simulated boxes only: how much faster their clock runs."),
+        click.option("--study", help="Name of the study (default: six random hex digits)."),
+        click.option("--seed", type=int, help="Seed of prompts and orders (default: from the study's name)."),
+    ]  # fmt: skip
+    for option in reversed(listed):
+        command = option(command)
+    return command
+
+
+def options_of(values: dict[str, Any]) -> Options:
+    from optimizer.wiring import Options
+
+    return Options(
+        host=values["host"], target=tuple(values["target"]), engine=values["engine"], launch=values["launch"], workload=values["workload"],
+        port=values["port"], minutes=minutes(values["budget"]), launches=values["launches"], thorough=values["thorough"], yes=values["yes"],
+        finish=values["finish"], allow_lossy=values["allow_lossy"], best_effort=values["best_effort"], guard_minutes=values["guard_minutes"],
+        time_scale=values["time_scale"], confirm_window_s=values["confirm_window"], study=values["study"], seed=values["seed"],
+    )  # fmt: skip
+
+
+@click.command()
+@study_options
+@json_option
+@click.pass_context
+def run(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
+    """Tune a server until the target is shown, the budget is spent or nothing is left to try."""
+    from optimizer.report.progress import Progress
+    from optimizer.wiring import EXIT_OF_ENDING, result_of, run_study
+
+    for_machine = wants_json(ctx, as_json)
+    options = options_of(values)
+    with Progress(sys.stderr) as view:
+        ask = None if options.yes or not sys.stdin.isatty() else view.ask
+        state, plan, folder = asyncio.run(
+            run_study(options, roots_of(ctx), watch=view.watch, progress=view.note, ask=ask, announce=view.opened)
+        )
+        view.finished(state, folder)
+    result = result_of(state, plan)
+    if for_machine:
+        print_json(result)
+    sys.exit(EXIT_OF_ENDING.get(result["ending"], 1))
+
+
+@click.command()
+@click.argument("study")
+@click.option("--adopt-knowledge", is_flag=True, help="Go on with knowledge files that changed since the study was opened.")
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
+@json_option
+@click.pass_context
+def resume(ctx: click.Context, study: str, adopt_knowledge: bool, yes: bool, as_json: bool) -> None:
+    """Continue an interrupted study: find out how its last step ended, then go on."""
+    from optimizer.report.progress import Progress
+    from optimizer.wiring import EXIT_OF_ENDING, result_of, resume_study
+
+    for_machine = wants_json(ctx, as_json)
+    with Progress(sys.stderr) as view:
+        state, plan, folder = asyncio.run(resume_study(study, roots_of(ctx), watch=view.watch, progress=view.note, adopt=adopt_knowledge))
+        view.finished(state, folder)
+    result = result_of(state, plan)
+    if for_machine:
+        print_json(result)
+    sys.exit(EXIT_OF_ENDING.get(result["ending"], 1))
+
+
+@click.command()
+@study_options
+@json_option
+@click.pass_context
+def plan(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
+    """Say what `run` would do, from reading alone; nothing is launched, stopped or written."""
+    from optimizer.report.plan_view import plan_text
+    from optimizer.wiring.planning import plan_study
+
+    found = asyncio.run(plan_study(options_of(values), roots_of(ctx)))
+    if wants_json(ctx, as_json):
+        print_json(found)
+    else:
+        click.echo(plan_text(found))
