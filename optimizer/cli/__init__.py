@@ -41,7 +41,7 @@ for command in (
     studying.run, studying.plan, studying.resume,
     diagnosing.diagnose,
     reading.journal, reading.studies, reading.replay,
-    boxes.stop, boxes.restore,
+    boxes.doctor, boxes.stop, boxes.restore,
     knowledge.lint,
 ):  # fmt: skip
     main.add_command(command)

@@ -1,10 +1,11 @@
-"""``stop`` and ``restore``: a study or a box is brought to its end state."""
+"""``doctor``, ``stop`` and ``restore``: what would go wrong on a box, and how a study or a box is brought to its end state."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import sys
 
 import click
 
@@ -53,3 +54,24 @@ def restore(ctx: click.Context, host: str, as_json: bool) -> None:
         print_json(found)
     else:
         click.echo(found["text"])
+
+
+@click.command()
+@click.option("--host", required=True, help="An SSH alias, `localhost`, or `sim:NAME`.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Which running server, where there are several.")
+@click.option("--engine", help="sglang or vllm; found by itself otherwise.")
+@click.option("--launch", help="How the server would be started, if it does not run.")
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, host: str, port: int | None, engine: str | None, launch: str | None, as_json: bool) -> None:
+    """Say in seconds what would go wrong on a box and how to mend it; reads only."""
+    from optimizer.report.doctor_view import doctor_text
+    from optimizer.wiring import Options
+    from optimizer.wiring.examining import examine_host
+
+    found = asyncio.run(examine_host(Options(host=host, port=port, engine=engine, launch=launch), roots_of(ctx)))
+    if wants_json(ctx, as_json):
+        print_json(found)
+    else:
+        click.echo(doctor_text(found))
+    sys.exit(5 if found["verdict"] == "problem" else 0)

@@ -1,0 +1,120 @@
+"""``doctor`` on real boxes: a scratch home on this machine, the simulated boxes, and a host that does not exist."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from optimizer.box.box import Box
+from optimizer.box.results import ServerProcess
+from optimizer.cli import main
+from optimizer.model.study import HostSpec, LaunchSpec, StudySpec
+from optimizer.model.target import Target
+from optimizer.model.workload import Workload
+from optimizer.runner import doctor
+from optimizer.transport.local import LocalTransport
+
+SGLANG = ("-m", "sglang.launch_server", "--model-path", "/nonexistent/model", "--port", "39999")
+
+
+def spec(*argv: str) -> StudySpec:
+    launch = LaunchSpec(argv=argv) if argv else None
+    return StudySpec(study="doctor", host=HostSpec(name="localhost", kind="local"), target=Target(), workload=Workload(), launch=launch)
+
+
+def examine(home: Path, study: StudySpec, **env: str) -> dict[str, doctor.Finding]:
+    async def go() -> list[doctor.Finding]:
+        box = Box(LocalTransport(env=dict(env), home=home))
+        try:
+            return await doctor.examine(box, study)
+        finally:
+            await box.close()
+
+    home.mkdir(exist_ok=True)
+    return {item.check: item for item in asyncio.run(go())}
+
+
+def tool(folder: Path, text: str) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_a_simulated_box_is_fit_and_nothing_is_written(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["--runs", str(tmp_path / "runs"), "doctor", "--host", "sim:h200-7b", "--json"])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 0 and found["verdict"] == "ok"
+    assert {"python", "home", "disk", "clock", "lock", "gpu", "server", "engine", "model"} <= {item["check"] for item in found["findings"]}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_host_that_cannot_be_reached_is_a_finding_with_its_remedy(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["--runs", str(tmp_path), "doctor", "--host", "no-such-host-of-anybody", "--json"])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 5 and found["verdict"] == "problem"
+    [connection] = [item for item in found["findings"] if item["check"] == "connection"]
+    assert "no-such-host-of-anybody" in connection["said"] and "ssh" in connection["do"]
+
+
+def test_a_program_that_does_not_start_is_told_before_a_launch_is_spent(tmp_path: Path) -> None:
+    found = examine(tmp_path / "home", spec("/nonexistent/python3", *SGLANG))
+    assert found["engine"].level == "problem" and "/nonexistent/python3" in found["engine"].said
+    assert found["model"].level == "warning" and "/nonexistent/model" in found["model"].said
+
+
+def test_nothing_to_tune_is_told_with_an_example(tmp_path: Path) -> None:
+    study = spec().model_copy(update={"port": 39998})
+    found = examine(tmp_path / "home", study)
+    assert found["server"].level == "problem" and "--launch" in found["server"].do
+
+
+def test_a_broken_driver_and_a_busy_gpu(tmp_path: Path) -> None:
+    broken = examine(tmp_path / "home", spec("python3", *SGLANG), **tool(tmp_path / "broken", "echo 'NVML: Driver/library version mismatch' >&2; exit 18"))
+    assert broken["gpu"].level == "problem" and "version mismatch" in broken["gpu"].said
+    busy = examine(tmp_path / "home", spec("python3", *SGLANG), **tool(tmp_path / "busy", "echo 'NVIDIA H200, 143771 MiB, 90000 MiB'"))
+    assert busy["gpu"].level == "ok" and "NVIDIA H200" in busy["gpu"].said
+    assert busy["foreign load"].level == "problem" and "GPU 0: 90000 MiB" in busy["foreign load"].said
+
+
+def test_a_box_that_another_study_holds_is_told(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+
+    async def lock() -> None:
+        box = Box(LocalTransport(home=home))
+        await box.lock("other")
+        await box.close()
+
+    asyncio.run(lock())
+    before = sorted(path.name for path in home.rglob("*"))
+    found = examine(home, spec("python3", *SGLANG))
+    assert found["lock"].level == "problem" and "Study other holds the box" in found["lock"].said
+    assert "optimize resume other" in found["lock"].do
+    assert sorted(path.name for path in home.rglob("*")) == before  # looking added nothing
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "level"),
+    [
+        ({"supervisor": "vllm.service"}, "supervisor", "problem"),
+        ({"ports": ()}, "port", "warning"),
+        ({"hidden_arguments": 1}, "credentials", "ok"),
+    ],
+)
+def test_what_is_odd_about_the_running_server(change: dict[str, object], check: str, level: str) -> None:
+    server = ServerProcess(pid=1, start_time=1, boot_id="b", engine="vllm", argv=("vllm", "serve", "m"), hidden_arguments=0, cwd="/", exe=None, uid=0,
+                           ports=(8000,), env={}, env_readable=True, logs=(), supervisor=None, launch_id=None)  # fmt: skip
+    rows = {item.check: item for item in doctor._server(server.model_copy(update=change))}
+    assert rows[check].level == level
+    assert check not in {item.check for item in doctor._server(server)}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_journal_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert doctor.local(tmp_path / "runs")[0].level == "problem"
