@@ -33,6 +33,8 @@ its type; ``source`` is required throughout; words like "on", "off", "no" must b
 ``playbooks/ENGINE/constraints.yaml``
     ``constraints: ENGINE``, ``revision: 1``, ``rules: [fields of model.space.Constraint]`` without ``engine`` and
     ``file``.
+``search_spaces/directions.yaml``
+    ``directions: any``, ``revision: 1``, ``params: [fields of model.space.Direction]`` without ``engine`` and ``file``.
 ``search_spaces/**.yaml``
     ``space: ENGINE/NAME``, ``revision``, ``engine``, ``requires``, ``why_not`` and
     ``params: {NAME: fields of model.space.Param without name}`` (flags in snake_case, variables as ``env.NAME``).
@@ -57,9 +59,9 @@ from optimizer.model.base import Frozen
 from optimizer.model.canonical import digest
 from optimizer.model.ceiling import HardwareSpec
 from optimizer.model.playbook import Playbook
-from optimizer.model.space import Constraint, DeadSetting, Space
+from optimizer.model.space import Constraint, DeadSetting, Direction, Space
 
-_KINDS = ("playbook", "space", "dead", "constraints", "hardware", "facts")
+_KINDS = ("playbook", "space", "dead", "constraints", "directions", "hardware", "facts")
 
 
 class Library(Frozen):
@@ -69,6 +71,7 @@ class Library(Frozen):
     spaces: tuple[Space, ...] = ()
     dead: tuple[DeadSetting, ...] = ()
     constraints: tuple[Constraint, ...] = ()
+    directions: tuple[Direction, ...] = ()
     hardware: tuple[HardwareSpec, ...] = ()
     vocabulary: Vocabulary = Vocabulary(version=0, facts=())
     files: Mapping[str, str] = {}
@@ -118,6 +121,7 @@ def build_library(documents: Mapping[str, LoadedDocument], files: Mapping[str, s
         spaces=tuple(found["space"]),
         dead=tuple(found["dead"]),
         constraints=tuple(found["constraints"]),
+        directions=tuple(found["directions"]),
         hardware=tuple(found["hardware"]),
         vocabulary=found["facts"][0] if found["facts"] else Vocabulary(version=0, facts=()),
         files=dict(sorted(files.items())),
@@ -137,6 +141,7 @@ def parse_document(document: LoadedDocument) -> tuple[str, tuple[Any, ...]]:
         "space": lambda loaded: (schemas.space(loaded),),
         "dead": schemas.dead_settings,
         "constraints": schemas.constraints,
+        "directions": schemas.directions,
         "hardware": schemas.hardware,
         "facts": lambda loaded: (schemas.vocabulary(loaded),),
     }

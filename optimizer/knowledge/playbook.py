@@ -15,7 +15,7 @@ from optimizer.knowledge.facts import Vocabulary
 from optimizer.knowledge.load import LinePath, LoadedDocument
 from optimizer.model.ceiling import HardwareSpec
 from optimizer.model.playbook import Playbook
-from optimizer.model.space import Constraint, DeadSetting, Space
+from optimizer.model.space import Constraint, DeadSetting, Direction, Space
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -138,6 +138,23 @@ def constraints(document: LoadedDocument) -> tuple[Constraint, ...]:
         if (record.effect == "overridden") != bool(record.sets):
             raise document.error("sets belongs to the effect overridden, and to no other", where)
         _required_text(document, ("why", record.why), ("source", record.source), at=where)
+    return records
+
+
+def directions(document: LoadedDocument) -> tuple[Direction, ...]:
+    """``directions: ENGINE``, ``revision`` and ``params: [fields of Direction without engine]``."""
+    records = _records(document, "directions", "params", Direction, engine=True)
+    seen: set[str] = set()
+    for index, record in enumerate(records):
+        where: LinePath = ("params", index)
+        for name in record.names:
+            _check_name(document, name, PARAM_NAME, "parameter", (*where, "names"))
+            if name in seen:
+                raise document.error(f"the parameter {name} appears twice", where)
+            seen.add(name)
+        if (record.per == "step") != bool(record.order):
+            raise document.error("order belongs to per: step, and to no other", where)
+        _required_text(document, ("why", record.why), at=where)
     return records
 
 

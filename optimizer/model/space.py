@@ -87,3 +87,18 @@ class Trial(Frozen):
     value: FiniteFloat | None  # target metric, higher is better; None when infeasible
     infeasible: bool = False
     note: str = ""
+
+
+class Direction(Frozen):
+    """Which way a parameter is expected to move a measurement: a start for a search, never a finding. The three effects are
+    natural logarithms of the ratio ``per`` doubling, tenth (of a share), step of ``order``, or flag (given against not)."""
+
+    engine: EngineName
+    names: tuple[str, ...] = Field(min_length=1)
+    per: Literal["doubling", "tenth", "step", "flag"]
+    order: tuple[tuple[str, ...], ...] = ()  # for ``step``: values of one rank together, lowest first
+    throughput: FiniteFloat
+    per_gpu: FiniteFloat
+    latency: FiniteFloat
+    why: str
+    file: str = ""
