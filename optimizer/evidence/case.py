@@ -16,6 +16,7 @@ _WHOLE_LOG_ONLY = (
     "startup.last_stage",
     "kernel.jit_in_serving",
     "validity.servers_in_log",
+    "validity.failed_starts",
     "kv.token_readings_missing",
 )
 

@@ -134,6 +134,11 @@ def series_facts(found: Found, data: bytes | Iterable[Piece]) -> int:
             value = quantile([number for number, _ in kept], share)
             if value is not None:
                 found.add(name, value, next(line for number, line in kept if number == value))
+    if len(waiting) == len(running):
+        held = [(now + rest, line) for (now, line), (rest, _) in zip(running, waiting, strict=True) if now + rest > 0]
+        high = quantile([number for number, _ in held], 0.9)
+        if high is not None:
+            found.add("server.in_flight_p90", high, next(line for number, line in held if number == high), basis="derived")
     return len(running)
 
 

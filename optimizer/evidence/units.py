@@ -222,6 +222,8 @@ UNITS: dict[str, str] = {
     "topology.p2p": "",
     "topology.peer_redirect": "",
     "validity.config_as_requested": "",
+    "server.in_flight_p90": "requests",
+    "validity.failed_starts": "starts",
     "validity.foreign_gpu_processes": "processes",
     "validity.foreign_request_share": "ratio",
     "validity.kv_pool_ratio": "ratio",

@@ -31,6 +31,7 @@ _SPEC = re.compile(
 )
 _SPEC_V0 = re.compile(rb"Draft acceptance rate: ([\d.]{1,9}).{0,80}?Number of speculative tokens: (\d{1,4})")
 _POOL = re.compile(rb"(?:GPU|CPU|TPU|XPU) KV cache size: ([\d,]{1,20}) tokens")
+_POOL_GIB = re.compile(rb"Available KV cache memory: (-?[\d.]{1,12}) GiB")
 _CONCURRENCY = re.compile(rb"Maximum concurrency for ([\d,]{1,16}) tokens per request: ([\d.]{1,16})x")
 _BLOCKS = re.compile(rb"# (?:GPU|cuda|CUDA|rocm|cpu|CPU) blocks: (\d{1,12})")
 _GRAPHS = re.compile(rb"Graph capturing finished in ([\d.]{1,12}) secs?, took (-?[\d.]{1,12}) GiB")
@@ -80,6 +81,8 @@ class VllmLog:
         self.ready: Line | None = None
         self.warnings: dict[str, tuple[int, Line]] = {}
         self.servers: Counter[bytes] = Counter()
+        self.failed_starts = 0
+        self.failed_line: Line | None = None
         self.last_stage = ""
         self.graphs_done = False
         self.jit = 0
@@ -343,6 +346,15 @@ class VllmLog:
             self._full_length(line, match)
         self.last_stage = "pool"
 
+    def _pool_memory(self, line: Line, message: bytes) -> None:
+        match = _POOL_GIB.search(message)
+        if match:
+            self.found.add("memory.kv_gib", max(0.0, float(match[1])), line)
+
+    def _not_started(self, line: Line, message: bytes) -> None:
+        self.failed_starts += 1
+        self.failed_line = self.failed_line or line
+
     def _concurrency(self, line: Line, message: bytes) -> None:
         match = _CONCURRENCY.search(message)
         if match:
@@ -461,6 +473,8 @@ class VllmLog:
         servers = sum(1 for count in self.servers.values() if count >= 5)
         if servers > 1:
             found.add("validity.servers_in_log", servers)
+        if self.failed_starts:
+            found.add("validity.failed_starts", self.failed_starts, self.failed_line)
         if self._ready_s is not None and self._first_s is not None and self._ready_s >= self._first_s:
             found.add("startup.phase_s", self._ready_s - self._first_s, labels={"stage": "total"})
         found.add("startup.last_stage", self.last_stage or None)
@@ -642,6 +656,9 @@ def _seconds(raw: bytes) -> float | None:
 
 
 _ENTRIES: tuple[tuple[bytes, Handler], ...] = (
+    (b"EngineCore failed to start", VllmLog._not_started),
+    (b"Engine process failed to start", VllmLog._not_started),
+    (b"WorkerProc failed to start", VllmLog._not_started),
     (b"Engine ", VllmLog._stats),
     (b"Avg prompt", VllmLog._stats),
     (b"SpecDecoding metrics", VllmLog._acceptance),
@@ -657,6 +674,7 @@ _ENTRIES: tuple[tuple[bytes, Handler], ...] = (
     (b"TPU KV cache size", VllmLog._pool),
     (b"XPU KV cache size", VllmLog._pool),
     (b"Maximum concurrency", VllmLog._concurrency),
+    (b"Available KV cache memory", VllmLog._pool_memory),
     (b"# cuda blocks", VllmLog._blocks),
     (b"# GPU blocks", VllmLog._blocks),
     (b"# CPU blocks", VllmLog._blocks),

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from optimizer.model.base import FiniteFloat, Frozen, Scalar, Value
+from optimizer.model.measurement import Invalidity
 from optimizer.model.playbook import Family
 
 Reason = Literal["healthy", "load_limited", "ambiguous", "evidence_missing"]
@@ -74,6 +75,7 @@ class Diagnosis(Frozen):
     hypotheses: tuple[Candidate, ...] = ()
     dead_settings: tuple[DeadInUse, ...] = ()
     notes: tuple[str, ...] = ()
+    contaminated: tuple[Invalidity, ...] = ()  # why the numbers of this evidence must not be believed
 
     def to_json(self) -> dict[str, Any]:
         """The documented shape: empty labels are left out."""

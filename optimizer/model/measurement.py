@@ -24,6 +24,9 @@ class ValidityCode(StrEnum):
     OVER_SATURATED = "over_saturated"
     USAGE_MISSING = "usage_missing"
     SETTING_NOT_EFFECTIVE = "setting_not_effective"
+    TWO_SERVERS = "two_servers"
+    START_FAILED = "start_failed"
+    KV_POOL_SHRUNK = "kv_pool_shrunk"
 
 
 ADVICE: dict[ValidityCode, str] = {
@@ -41,6 +44,9 @@ ADVICE: dict[ValidityCode, str] = {
     ValidityCode.OVER_SATURATED: "The queue grew all the time; latency at this load is no property of the setting.",
     ValidityCode.USAGE_MISSING: "The server did not report token usage; the tokens could not be counted.",
     ValidityCode.SETTING_NOT_EFFECTIVE: "The server resolved a setting to something else than was asked.",
+    ValidityCode.TWO_SERVERS: "Two servers shared one log or port; stop the other one and measure again.",
+    ValidityCode.START_FAILED: "This launch did not start, so something else answered; find out what holds the port.",
+    ValidityCode.KV_POOL_SHRUNK: "Something else held GPU memory when the server started; free it and start again.",
 }
 
 

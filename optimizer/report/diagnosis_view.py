@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from optimizer.model.measurement import ADVICE
+
 SHOWN = 4
 VERDICTS = {
     "healthy": "Nothing stands out: the server is healthy for this load.",
@@ -20,6 +22,9 @@ def diagnosis_text(found: Any) -> str:
         lines = [f"Cause: {best.id} ({best.family}), probability {best.probability:.2f}", f"  {best.claim}"]
     else:
         lines = [VERDICTS.get(found.reason, "Cannot tell.")]
+    contaminated = [f"Contaminated ({item.code}): {item.detail}. {ADVICE[item.code]}" for item in found.contaminated]
+    if contaminated:
+        lines = ["The numbers of this evidence must not be believed.", *contaminated, "", *lines]
     for item in found.hypotheses[:SHOWN]:
         if item.probability < 0.05:
             break

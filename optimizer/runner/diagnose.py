@@ -14,6 +14,7 @@ from optimizer.core.builds import in_builds
 from optimizer.core.predicate import Look, evaluate
 from optimizer.core.roofline import ceiling_facts, ceiling_inputs, load_points
 from optimizer.core.score import Hit, Scored, score
+from optimizer.core.validity import invalidities
 from optimizer.engines.registry import engines
 from optimizer.errors import EvidenceError, OptimizerError
 from optimizer.evidence.bundle import Bundle, read_bundle
@@ -24,6 +25,7 @@ from optimizer.model.ceiling import ModelShape, NoCeiling
 from optimizer.model.diagnosis import Candidate, DeadInUse, Diagnosis, EvidenceLine, Predicted, Reason, SeenFact
 from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.flags import FlagTable
+from optimizer.model.measurement import Invalidity
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
 from optimizer.runner.phrases import action_sentence
 
@@ -63,7 +65,15 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
         hypotheses=candidates,
         dead_settings=_dead_in_use(bundle, library, look),
         notes=_notes(evidence),
+        contaminated=contamination(bundle, library),
     )
+
+
+def contamination(bundle: Bundle, library: Library) -> tuple[Invalidity, ...]:
+    """Why the numbers of this bundle must not be believed; empty when nothing speaks against them."""
+    hardware = find_hardware(library.hardware, bundle.gpu or None)
+    sheet_gib = None if isinstance(hardware, NoCeiling) else hardware.memory_mib / 1024
+    return invalidities(bundle.evidence, gpu_memory_gib=sheet_gib)
 
 
 def _inputs(bundle: Bundle, library: Library) -> tuple[Inputs, ...]:
