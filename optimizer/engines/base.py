@@ -3,6 +3,7 @@ data. Responsible for everything that differs between engines on the way to a ru
 that it is tested entirely with files. Third-party adapters derive from ``Engine`` and register under the entry point
 group ``optimizer.engines``."""
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -105,6 +106,8 @@ class Engine(ABC):
     name: ClassVar[str]
     api: ClassVar[Literal["completions", "chat"]] = "completions"
     default_port: ClassVar[int]
+    published_image: ClassVar[str] = ""  # container image of a release, with {version}
+    parallel_params: ClassVar[tuple[str, ...]] = ()  # their product is the number of GPUs of one server
     dialect: ClassVar[Dialect]
     quirks: ClassVar[Quirks]
     server_info_paths: ClassVar[tuple[str, ...]] = ()
@@ -279,6 +282,16 @@ class Engine(ABC):
     @abstractmethod
     def ready(self, port: int, host: str = "127.0.0.1") -> Ready:
         """Where to ask whether the server is ready."""
+
+    def gpus_of(self, values: Mapping[str, Value]) -> int:
+        """GPUs that one server with these settings occupies, from its parallel sizes."""
+        sizes = [values.get(name) for name in self.parallel_params]
+        return math.prod(size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0)
+
+    def image_of(self, version: str | None) -> str | None:
+        """The engine's published image of a release; None for a build that is none."""
+        released = version is not None and re.fullmatch(r"[0-9]+(\.[0-9]+)+(\.?post[0-9]+|rc[0-9]+)?", version)
+        return self.published_image.format(version=version) if released and self.published_image else None
 
     @abstractmethod
     def flush_cache(self) -> HttpRequest | None:

@@ -4,6 +4,7 @@ keeping secret values out of the files; it decides nothing about the command."""
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from optimizer.engines.base import Command
 from optimizer.model.base import Value
@@ -12,16 +13,23 @@ from optimizer.redact import Redactor, may_hold_secret
 _HIDDEN = re.compile("«(?:secret|redacted)")  # what stands for a value that never left the box
 
 
+class Word(NamedTuple):
+    """One argument: its text, then the value of a variable where a secret was left out."""
+
+    text: str
+    variable: str = ""
+
+
 def render(command: Command, settings: Mapping[str, Value], comments: Iterable[str] = ()) -> dict[str, str]:
     """``{"launch.sh": ..., "env.sh": ...}``. Both are POSIX sh; a secret becomes ``${NAME:?...}``, to be given by
     whoever runs it."""
     lines = [*_commented(comments), *_commented(f"{param} {'removed' if value is None else f'= {value!r}'}" for param, value in sorted(settings.items()))]
-    argv, needed = _without_secrets(command.argv)
+    words, needed = words_of(command.argv)
     environment = ["# Sourced by launch.sh."]
     for name, value in sorted(command.env.items()):
         if value is None:
             environment.append(f"unset {name}")
-        elif _is_secret(name, value):
+        elif is_secret(name, value):
             environment.append(f': "${{{name}:?set {name} before you start the server}}"; export {name}')
         else:
             environment.append(f"export {name}={shlex.quote(value)}")
@@ -33,44 +41,45 @@ def render(command: Command, settings: Mapping[str, Value], comments: Iterable[s
         '. "$here/env.sh"',
         *(f': "${{{name}:?set {name} to the secret value of {flag}}}"' for name, flag in needed),
         "exec \\",
-        " \\\n".join(f"  {token}" for token in argv),
+        " \\\n".join(f"  {_quoted(word)}" for word in words),
     ]
     return {"launch.sh": "\n".join(launch) + "\n", "env.sh": "\n".join(environment) + "\n"}
+
+
+def _quoted(word: Word) -> str:
+    return (shlex.quote(word.text) if word.text or not word.variable else "") + (f'"${{{word.variable}}}"' if word.variable else "")
 
 
 def _commented(lines: Iterable[str]) -> list[str]:
     return [f"# {part}".rstrip() for line in lines for part in re.split(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", line)]
 
 
-def _without_secrets(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Quoted tokens, each option with its value on one line's worth of tokens, and (variable, flag) of every secret
-    left out."""
-    tokens: list[str] = []
+def words_of(argv: Sequence[str]) -> tuple[list[Word], list[tuple[str, str]]]:
+    """The arguments without secrets, and (variable, flag) of every secret left out."""
+    words: list[Word] = []
     needed: list[tuple[str, str]] = []
     hide_next = ""
     for number, token in enumerate(argv):
         name, equals, value = token.partition("=")
-        flag = name if token.startswith("--") and _is_secret(name[2:], value) else ""
+        flag = name if token.startswith("--") and is_secret(name[2:], value) else ""
+        hidden, text = "", token
         if hide_next and not token.startswith("--"):
-            tokens.append(f'"${{{_variable(hide_next)}}}"')
-            needed.append((_variable(hide_next), hide_next))
+            hidden, text = hide_next, ""
         elif flag and equals:
-            tokens.append(f'{flag}="${{{_variable(flag)}}}"')
-            needed.append((_variable(flag), flag))
-        elif _is_secret("", token):
-            before = argv[number - 1] if number and argv[number - 1].startswith("--") else f"argument {number}"
-            tokens.append(f'"${{{_variable(before)}}}"')
-            needed.append((_variable(before), before))
-        else:
-            tokens.append(shlex.quote(token))
+            hidden, text = flag, f"{flag}="
+        elif is_secret("", token):
+            hidden, text = argv[number - 1] if number and argv[number - 1].startswith("--") else f"argument {number}", ""
+        words.append(Word(text, _variable(hidden) if hidden else ""))
+        if hidden:
+            needed.append((_variable(hidden), hidden))
         hide_next = flag if flag and not equals else hide_next if hide_next and not token.startswith("--") else ""
-    return tokens, list(dict.fromkeys(needed))
+    return words, list(dict.fromkeys(needed))
 
 
 def _variable(flag: str) -> str:
     return re.sub(r"\W", "_", flag.lstrip("-")).upper()
 
 
-def _is_secret(name: str, value: str) -> bool:
+def is_secret(name: str, value: str) -> bool:
     """By its name, by its looks, or because it was hidden before it came here."""
     return may_hold_secret(name) or _HIDDEN.search(value) is not None or Redactor().text(value) != value

@@ -64,6 +64,8 @@ _BIG = ("internal_states", "kv_events", "launch_command", "startup_time")
 class SGLang(Engine):
     name: ClassVar = "sglang"
     default_port: ClassVar = 30000
+    published_image: ClassVar = "lmsysorg/sglang:v{version}"
+    parallel_params: ClassVar = ("tp_size", "pp_size")
     model_param: ClassVar = "model_path"
     server_info_paths: ClassVar = ("/server_info", "/get_server_info")  # the old name is all there is before 0.5.6
     settings_env: ClassVar = settings_pattern("SGLANG_", "SGL_", "SIMULATE_ACC_")

@@ -65,6 +65,8 @@ _MODES = {"NONE": 0, "STOCK_TORCH_COMPILE": 1, "DYNAMO_TRACE_ONCE": 2, "VLLM_COM
 class VLLM(Engine):
     name: ClassVar = "vllm"
     default_port: ClassVar = 8000
+    published_image: ClassVar = "vllm/vllm-openai:v{version}"
+    parallel_params: ClassVar = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     model_param: ClassVar = "model"
     positional_model: ClassVar = True
     server_info_paths: ClassVar = ("/server_info?config_format=json",)  # 404 unless VLLM_SERVER_DEV_MODE=1

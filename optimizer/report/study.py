@@ -1,15 +1,18 @@
-"""What a study leaves behind: ``report.md``, and ``launch.sh`` with ``env.sh`` that start the winner. Every number carries its
+"""What a study leaves behind: ``report.md``, and the files that start the winner elsewhere. Every number carries its
 unit, the launches behind it and its interval."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, summary
 from optimizer.core.plan import Plan
 from optimizer.core.state import State
-from optimizer.engines.base import Command
+from optimizer.engines import deploy
+from optimizer.engines.base import Command, Engine
+from optimizer.engines.deploy import Deployment
 from optimizer.engines.script import render
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.settings import Settings
@@ -23,24 +26,53 @@ class Commander(Protocol):
     def command_of(self, step: Launch) -> Command: ...
 
     @property
+    def adapter(self) -> Engine: ...
+
+    @property
     def session(self) -> Any: ...
 
 
 def launch_files(commander: Commander, state: State, plan: Plan) -> dict[str, str]:
-    """``launch.sh`` and ``env.sh`` of the best settings that were confirmed, else of the original command line."""
+    """What starts the best settings that were confirmed, else the original command line: ``launch.sh`` with ``env.sh``, the same as
+    a systemd unit, a compose file and a Kubernetes manifest, and ``changes.diff`` against what ran before."""
     better = is_confirmed_better(state)
     settings = state.baseline if better else Settings()
-    step = Launch(key="0", settings=settings, purpose="final", port=1, served_name=None)
-    command = commander.command_of(step)
-    context = commander.session.known
-    env: dict[str, str | None] = {**context.launch.env, **command.env}
+    context, adapter = commander.session.known, commander.adapter
+    study = state.spec.study if state.spec else ""
     result = summary(state, plan)["best" if better else "baseline"]
     comments = [
-        f"Written by optimize, study {state.spec.study if state.spec else ''}.",
+        f"Written by optimize, study {study}.",
         f"Measured: {result_text(result)}; {state.spec.workload.text if state.spec else ''}.",
         "Changed against the original command line:" if settings.values else "Nothing was changed against the original command line.",
     ]
-    return render(Command(argv=command.argv, env=env), settings.values, comments)
+    command, before = _command(commander, settings), _command(commander, Settings())
+    values = {**state.given, **settings.values}
+    changed = {name: value for name, value in sorted(settings.values.items()) if value is not None or name in state.given}
+    scripts = render(command, changed, comments)
+    identity = adapter.identity(command.argv, commander.session.flags)
+    carried = Deployment(
+        name=f"optimize-{study}", port=identity.port, health_path=adapter.ready(identity.port).probe.path, listens_on=identity.host, gpus=adapter.gpus_of(values) if context.gpu_count else 0,
+        start_s=max(commander.session.ready_s.values(), default=0.0), image=adapter.image_of(context.engine_version), cwd=context.launch.cwd,
+        model_path=context.model_path if (context.model_path or "").startswith("/") else None,
+        notes=(*comments, *(changes_text({name: value}) for name, value in changed.items())),
+    )  # fmt: skip
+    return {**scripts, **deploy.files(command, carried), "changes.diff": _difference(render(before, {}), render(command, {}))}
+
+
+def _command(commander: Commander, settings: Settings) -> Command:
+    """The whole command line under the original's port and name, with its whole environment."""
+    command = commander.command_of(Launch(key="0", settings=settings, purpose="final", port=1, served_name=None))
+    return Command(argv=command.argv, env={**commander.session.known.launch.env, **command.env})
+
+
+def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """A unified diff of the two scripts; empty when nothing was changed."""
+    parts = [
+        line if line.endswith("\n") else f"{line}\n"
+        for name in sorted(after)
+        for line in difflib.unified_diff(before[name].splitlines(True), after[name].splitlines(True), f"before/{name}", f"after/{name}")
+    ]
+    return "".join(parts)
 
 
 def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
@@ -65,6 +97,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     ]
     lines += _levels(result)
     lines += _changes(entries, state, plan)
+    lines += _answers(result, state)
     lines += _waterfall(state)
     lines += _hypotheses(result)
     lines += _ruled_out(state)
@@ -72,7 +105,8 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     lines += _flips(state)
     lines += ["## The journal", ""]
     lines += [f"{entry.seq}. {sentence(entry)}" for entry in entries if entry.kind not in (EntryKind.LEASE_TAKEN,)]
-    lines += ["", "## Reproduce", "", "`launch.sh` beside this file starts the measured settings; `optimize replay " + result["study"] + " --verify` "
+    lines += ["", "## Reproduce", "", "`launch.sh` beside this file starts the measured settings (`optimized.service`, `compose.yaml` and `kubernetes.yaml` carry "
+              "the same command; `changes.diff` shows it against what ran before); `optimize replay " + result["study"] + " --verify` "
               "recomputes every decision from the journal.", ""]  # fmt: skip
     return "\n".join(lines)
 
@@ -101,6 +135,21 @@ def _changes(entries: Sequence[Entry], state: State, plan: Plan) -> list[str]:
         claims = "; ".join(f"{name}: {book.claim}" for name in names if (book := plan.playbook(name)) is not None)
         lines.append(f"- `{changes_text(entry.body['changes'])}`: {claims} Measured {entry.body['why']} (entry {entry.seq})")
     return ["## What was changed, and why", "", *lines, ""] if lines else []
+
+
+def _answers(result: Mapping[str, Any], state: State) -> list[str]:
+    """Whether the settings that were kept change what the model answers."""
+    found = result.get("answers")
+    if found is None:
+        return []
+    word = {"same": "unchanged", "changed": "changed", "cannot_tell": "it cannot be told"}[found["verdict"]]
+    whose = "your probes" if state.spec is not None and state.spec.probes else "fixed probes"
+    return [
+        "## Answers", "",
+        f"The best settings against the server as found, on {found['prompts']} {whose} with greedy decoding: **{word}**. {found['why'][:1].upper()}"
+        f"{found['why'][1:]}. Tokens before the first difference: {100 * found['agreement']:.0f} %; the server as found against itself: "
+        f"{100 * found['reference_agreement']:.0f} %.", "",
+    ]  # fmt: skip
 
 
 def _waterfall(state: State) -> list[str]:

@@ -17,7 +17,7 @@ DOORS = {
     "numpy": ("optimizer.search.",),
     "sqlite3": ("optimizer.journal.",),
     "sqlite_utils": ("optimizer.journal.",),
-    "yaml": ("optimizer.knowledge.load",),
+    "yaml": ("optimizer.knowledge.load", "optimizer.engines.deploy"),
     "click": ("optimizer.cli.",),
     "rich": ("optimizer.cli.", "optimizer.report."),
     "structlog": ("optimizer.log",),

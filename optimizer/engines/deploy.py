@@ -1,0 +1,235 @@
+"""Carries a measured command line into production: a systemd unit, a compose file, a Kubernetes manifest. Responsible for
+each format's own quoting and for leaving secrets out; what cannot be known from the box (an image, a host folder) is left as a
+variable that has to be given, never guessed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from optimizer.engines.base import Command
+from optimizer.engines.script import Word, is_secret, words_of
+from optimizer.model.base import Frozen
+
+# The caches and the search path belong to the box where it was measured: an image has its own.
+_OF_THE_BOX = re.compile(r"^(?:PATH|LD_LIBRARY_PATH|LIBRARY_PATH|PYTHONPATH|PYTHONHOME|VIRTUAL_ENV|CONDA_PREFIX|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE)$")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_SECRETS_FILE = "/etc/optimize/{name}.env"
+
+
+class Deployment(Frozen):
+    """What the files say beside the command. ``image``: where the engine publishes the version that was measured, or None.
+    ``start_s``: the longest start seen, for the probes. ``gpus``: how many the command uses; 0 on a CPU box."""
+
+    name: str
+    port: int
+    health_path: str
+    listens_on: str = "0.0.0.0"
+    gpus: int
+    start_s: float
+    image: str | None = None
+    model_path: str | None = None
+    cwd: str | None = None
+    user: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def files(command: Command, deployment: Deployment) -> dict[str, str]:
+    """``{file name: text}``."""
+    return {
+        "optimized.service": systemd_unit(command, deployment),
+        "compose.yaml": compose_file(command, deployment),
+        "kubernetes.yaml": kubernetes_manifest(command, deployment),
+    }
+
+
+# ---- systemd ------------------------------------------------------------------------------------------------------
+
+
+def systemd_unit(command: Command, deployment: Deployment) -> str:
+    """A unit for the box where it was measured. systemd.syntax(7): ``%`` and ``$`` are doubled, words are quoted in C style."""
+    words, needed = words_of(command.argv)
+    if not command.argv[0].startswith("/"):
+        words = [Word("/usr/bin/env"), *words]
+    environment, unset, secret = _split(command.env)
+    names = sorted({*secret, *(name for name, _ in needed)})
+    lines = [
+        *_comments(deployment),
+        "[Unit]",
+        f"Description=Inference server with the settings of {deployment.name}",
+        "Wants=network-online.target",
+        "After=network-online.target",
+        "",
+        "[Service]",
+        "Type=exec",
+        *([f"User={deployment.user}"] if deployment.user else ["# User=: whoever may read the model and use the GPUs; root otherwise."]),
+        *([f"WorkingDirectory={_percent(deployment.cwd)}"] if deployment.cwd else []),
+        *(f"Environment={_c_quoted(f'{name}={value}')}" for name, value in environment.items()),
+        *([f"UnsetEnvironment={' '.join(unset)}"] if unset else []),
+        *([f"# Holds {', '.join(names)}, one NAME=value a line, mode 0600.", f"EnvironmentFile={_SECRETS_FILE.format(name=deployment.name)}"] if names else []),
+        "ExecStart=" + " \\\n  ".join(_systemd_word(word) for word in words),
+        f"TimeoutStartSec={_start_limit_s(deployment)}",
+        "TimeoutStopSec=60",
+        "KillMode=mixed",
+        "Restart=on-failure",
+        "RestartSec=10",
+        "LimitNOFILE=65536",
+        "LimitMEMLOCK=infinity",
+        "",
+        "[Install]",
+        "WantedBy=multi-user.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _systemd_word(word: Word) -> str:
+    if word.variable:
+        return _c_quoted(word.text.replace("$", "$$"))[:-1] + f'${{{word.variable}}}"'
+    return _c_quoted(word.text.replace("$", "$$"))
+
+
+def _c_quoted(text: str) -> str:
+    escaped = _percent(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return f'"{escaped}"'
+
+
+def _percent(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+# ---- containers ---------------------------------------------------------------------------------------------------
+
+
+def compose_file(command: Command, deployment: Deployment) -> str:
+    """A compose file. ``$`` is doubled, as compose substitutes it."""
+    environment, _, secret = _split(command.env, portable=True)
+    words, _ = words_of(_in_image(command.argv, deployment))
+    said = {name: value.replace("$", "$$") for name, value in environment.items()}
+    said |= {name: f"${{{name}:?set {name}}}" for name in secret}
+    service: dict[str, Any] = {
+        "image": deployment.image or "${IMAGE:?set IMAGE to one that holds the engine version that was measured}",
+        "command": [word.text.replace("$", "$$") + (f"${{{word.variable}:?set {word.variable}}}" if word.variable else "") for word in words],
+        "environment": said,
+        "ports": [f"{deployment.port}:{deployment.port}"],
+        "ipc": "host",
+        "ulimits": {"memlock": -1, "nofile": 65536},
+        "restart": "unless-stopped",
+        "healthcheck": {
+            "test": ["CMD", "curl", "-fsS", f"http://127.0.0.1:{deployment.port}{deployment.health_path}"],
+            "interval": "15s", "timeout": "20s", "retries": 4, "start_period": f"{_start_limit_s(deployment)}s",
+        },
+    }  # fmt: skip
+    if deployment.model_path:
+        service["volumes"] = [f"{deployment.model_path.replace('$', '$$')}:{deployment.model_path.replace('$', '$$')}:ro"]
+    if deployment.gpus:
+        device = {"driver": "nvidia", "count": deployment.gpus, "capabilities": ["gpu"]}
+        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return "\n".join(_comments(deployment)) + "\n" + _yaml({"services": {"server": service}})
+
+
+def kubernetes_manifest(command: Command, deployment: Deployment) -> str:
+    """A Deployment and a Service. Secrets come from a Secret of the same name; the model from a folder of the node."""
+    environment, _, secret = _split(command.env, portable=True)
+    words, needed = words_of(_in_image(command.argv, deployment))
+    name = _dns_label(deployment.name)
+    labels = {"app": name}
+    hidden = sorted({*secret, *(variable for variable, _ in needed)})
+    env: list[dict[str, Any]] = [{"name": key, "value": _kubernetes_text(value)} for key, value in environment.items()]
+    env += [{"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} for key in hidden]
+    probe = {"httpGet": {"path": deployment.health_path, "port": deployment.port}, "timeoutSeconds": 20}
+    argv = [_kubernetes_text(word.text) + (f"$({word.variable})" if word.variable else "") for word in words]
+    container: dict[str, Any] = {
+        "name": "server",
+        "image": deployment.image or "IMAGE",
+        "command": argv,
+        "env": env,
+        "ports": [{"containerPort": deployment.port}],
+        "startupProbe": {**probe, "periodSeconds": 10, "failureThreshold": -(-_start_limit_s(deployment) // 10)},
+        "readinessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 3},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    if deployment.gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": deployment.gpus}}
+    if deployment.model_path:
+        container["volumeMounts"].append({"name": "model", "mountPath": deployment.model_path, "readOnly": True})
+        volumes.append({"name": "model", "hostPath": {"path": deployment.model_path, "type": "Directory"}})
+    workload = {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": 1, "strategy": {"type": "Recreate"}, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}},
+        },
+    }  # fmt: skip
+    service = {
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "labels": labels},
+        "spec": {"selector": labels, "ports": [{"port": deployment.port, "targetPort": deployment.port}]},
+    }  # fmt: skip
+    comments = _comments(deployment)
+    if not deployment.image:
+        comments.append("# IMAGE: one that holds the engine version that was measured.")
+    if hidden:
+        comments.append(f"# kubectl create secret generic {name} " + " ".join(f"--from-literal={key}=..." for key in hidden))
+    return "\n".join(comments) + "\n" + _yaml(workload) + "---\n" + _yaml(service)
+
+
+def _kubernetes_text(text: str) -> str:
+    return text.replace("$(", "$$(")
+
+
+def _dns_label(text: str) -> str:
+    return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:50].strip("-") or "server"
+
+
+def _in_image(argv: Sequence[str], deployment: Deployment) -> list[str]:
+    """The program by its name, as its folder on the box does not exist in an image; and listening on every address, as the
+    loopback of a container is reached by nobody."""
+    program = argv[0].rpartition("/")[2]
+    words = [re.sub(r"^python3?(\.\d+)?$", "python3", program), *argv[1:]]
+    if deployment.listens_on not in _LOOPBACK:
+        return words
+    for index, word in enumerate(words):
+        if word == "--host" and index + 1 < len(words):
+            return [*words[: index + 1], "0.0.0.0", *words[index + 2 :]]
+        if word.startswith("--host="):
+            return [*words[:index], "--host=0.0.0.0", *words[index + 1 :]]
+    return [*words, "--host", "0.0.0.0"]
+
+
+# ---- shared -------------------------------------------------------------------------------------------------------
+
+
+def _split(env: Mapping[str, str | None], *, portable: bool = False) -> tuple[dict[str, str], list[str], list[str]]:
+    """(plain variables, variables to unset, variables that hold a secret), each in order of its name."""
+    plain: dict[str, str] = {}
+    unset: list[str] = []
+    secret: list[str] = []
+    for name, value in sorted(env.items()):
+        if portable and _OF_THE_BOX.match(name):
+            continue
+        if value is None:
+            unset.append(name)
+        elif is_secret(name, value):
+            secret.append(name)
+        else:
+            plain[name] = value
+    return plain, unset, secret
+
+
+def _start_limit_s(deployment: Deployment) -> int:
+    """Three times the longest start seen, at least ten minutes: the first start on a new node compiles and downloads."""
+    return max(600, round(3 * deployment.start_s))
+
+
+def _comments(deployment: Deployment) -> list[str]:
+    return [f"# {line}".rstrip() for note in deployment.notes for line in re.split(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", note)]
+
+
+def _yaml(value: Any) -> str:
+    unshared = json.loads(json.dumps(value))  # what appears twice is written twice: anchors are for machines
+    text: str = yaml.safe_dump(unshared, sort_keys=False, allow_unicode=True, width=120)
+    return text
