@@ -1,30 +1,10 @@
-"""``journal``, ``studies`` and ``replay``: what was decided, and whether it would be decided again."""
+"""``journal`` and ``studies``: what was decided, and why."""
 
 from __future__ import annotations
-
-import sys
 
 import click
 
 from optimizer.cli.base import json_option, print_json, roots_of, wants_json
-
-
-@click.command()
-@click.argument("study")
-@click.option("--verify", is_flag=True, help="Recompute every decision and compare it with the recorded one.")
-@click.option("--until", type=int, help="Replay only up to this entry.")
-@json_option
-@click.pass_context
-def replay(ctx: click.Context, study: str, verify: bool, until: int | None, as_json: bool) -> None:
-    """Drive a recorded study again, without its box. STUDY is a name or a folder."""
-    from optimizer.wiring.replaying import replay_study
-
-    found = replay_study(study, roots_of(ctx), verify=verify, until=until)
-    if wants_json(ctx, as_json):
-        print_json(found)
-    else:
-        click.echo(found["text"])
-    sys.exit(0 if found["identical"] else 6)
 
 
 @click.command()

@@ -97,6 +97,7 @@ class Direction(Frozen):
     names: tuple[str, ...] = Field(min_length=1)
     per: Literal["doubling", "tenth", "step", "flag"]
     order: tuple[tuple[str, ...], ...] = ()  # for ``step``: values of one rank together, lowest first
+    absent: FiniteFloat | None = None  # the number that a parameter which is not given stands for
     throughput: FiniteFloat
     per_gpu: FiniteFloat
     latency: FiniteFloat

@@ -14,11 +14,10 @@ from optimizer.model.base import Value
 from optimizer.model.canonical import derived_seed
 from optimizer.model.space import Param, Space, Trial
 from optimizer.search.grid import Point, active, bounds, choices, key, points, restricted, sample, valid
+from optimizer.search.optuna_door import STARTUP_TRIALS, load
 
 _ATTEMPTS = 3
 _RANDOM_ATTEMPTS = 64
-# Launches are dear: the model takes over after four points instead of Optuna's ten.
-_STARTUP_TRIALS = 4
 
 
 @dataclass(frozen=True)
@@ -130,12 +129,12 @@ def _ask(
     fixed: Mapping[str, Value],
     context: View | None,
 ) -> Point:
-    optuna = _optuna()
+    optuna = load()
     with warnings.catch_warnings():
         # multivariate, group and constraints are marked experimental; the version is pinned below 6.
         warnings.simplefilter("ignore")
         sampler = optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=False, n_startup_trials=_STARTUP_TRIALS
+            seed=seed, multivariate=True, group=True, constant_liar=False, n_startup_trials=STARTUP_TRIALS
         )
         study = optuna.create_study(sampler=sampler, direction="maximize", study_name=space.id)
         study.add_trials(_trials(params, history, optuna))
@@ -145,14 +144,6 @@ def _ask(
             if active(param, point, fixed, context):
                 point[param.name] = _suggest(trial, param)
     return point
-
-
-def _optuna() -> Any:
-    """Imported late: it takes most of a second, and most commands never propose anything."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
 
 
 def _trials(params: Sequence[Param], history: Sequence[Trial], optuna: Any) -> list[Any]:

@@ -1,0 +1,67 @@
+"""``replay``: a recorded study or any table of measurements, decided over again without a box."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.errors import UsageError
+
+
+def _listed(texts: tuple[str, ...] | str) -> tuple[str, ...]:
+    parts = [texts] if isinstance(texts, str) else list(texts)
+    return tuple(name.strip() for text in parts for name in text.split(",") if name.strip())
+
+
+@click.command()
+@click.argument("study", required=False)
+@click.option("--verify", is_flag=True, help="Recompute every decision and compare it with the recorded one.")
+@click.option("--until", type=int, help="Replay only up to this entry.")
+@click.option("--table", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="A CSV of measurements instead of a study.")
+@click.option("--params", help="Its columns that are parameters: a,b,c. A column of JSON objects gives one for each key.")
+@click.option("--objective", help="Its column to optimise. The name tells whether more is better (see --direction).")
+@click.option("--group", multiple=True, help="Columns whose rows are compared only among themselves.")
+@click.option("--where", multiple=True, metavar="COL=VALUE", help="Only rows with this value (nothing after = means empty).")
+@click.option("--policies", default="evidence,tpe,gp,random", show_default=True, help="Who competes.")
+@click.option("--seeds", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Runs of each policy.")
+@click.option("--direction", type=click.Choice(["max", "min"]), help="Is more or less better? Default: told by the column's name.")
+@click.option("--default", "default_", metavar="COL=VALUE,…", default="", help="The untuned configuration. Default: the group's first row.")
+@click.option("--launches", type=click.IntRange(1, 100_000), default=200, show_default=True, help="At most this many in a run.")
+@json_option
+@click.pass_context
+def replay(
+    ctx: click.Context, study: str | None, verify: bool, until: int | None, table: Path | None, params: str | None, objective: str | None,
+    group: tuple[str, ...], where: tuple[str, ...], policies: str, seeds: int, direction: str | None, default_: str, launches: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Drive a recorded study again, without its box. STUDY is a name or a folder.
+
+    With --table, let policies compete on any table of measurements instead: launches to 90, 95 and 99 % of the best, regret
+    after each launch, and the untuned default beside them."""
+    json_wanted = wants_json(ctx, as_json)
+    if (study is None) == (table is None):
+        raise UsageError("Name either a study or a --table.", hint="optimize replay STUDY, or optimize replay --table FILE.csv --params a,b --objective c")
+    if table is not None:
+        if not params or not objective:
+            raise UsageError("--table needs --params and --objective.", hint="--params tp,max_num_seqs --objective output_tps")
+        from optimizer.wiring.tables import TableOptions, replay_table
+
+        found = replay_table(
+            TableOptions(
+                table=table, params=_listed(params), objective=objective.strip(), group=_listed(group), where=where, policies=_listed(policies),
+                seeds=seeds, direction="max" if direction == "max" else "min" if direction == "min" else None, default=default_, launches=launches,
+            ),
+            roots_of(ctx),
+        )  # fmt: skip
+    else:
+        from optimizer.wiring.replaying import replay_study
+
+        assert study is not None
+        found = replay_study(study, roots_of(ctx), verify=verify, until=until)
+    if json_wanted:
+        print_json(found)
+    else:
+        click.echo(found["text"])
+    sys.exit(0 if found.get("identical", True) else 6)

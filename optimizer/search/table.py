@@ -1,0 +1,253 @@
+"""Tables of measurements as something to search: configurations, what was measured of each, and which rows were left out and
+why. Responsible for reading; never fills in a number that nobody measured."""
+
+import csv
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from optimizer.errors import UsageError
+from optimizer.model.base import Value
+from optimizer.model.canonical import canonical_json
+from optimizer.search.encode import Effect
+
+Direction = Literal["max", "min"]
+Point = Mapping[str, Value]
+
+_MORE = re.compile(r"tps|rps|qps|tput|throughput|goodput|per_s|per_sec|/s\b|tok_s|intvty|interactiv|hit_rate|flops|bandwidth|accept")
+_LESS = re.compile(r"ttft|tpot|itl|latency|e2el|delay|(^|_)(ms|us|ns|s|sec|seconds|minutes)$|duration|time|error|cost|loss|power|joule|energy|rejected|preempt")
+_SPEED_OF_ONE = re.compile(r"intvty|interactiv|per_user")
+_PER_GPU = re.compile(r"per_(gpu|device|accelerator)")
+_CELLS = 200_000_000  # bytes of a table
+# A column is one of numbers if at least this share of its filled cells are.
+_MOSTLY = 0.8
+
+
+@dataclass(frozen=True)
+class Table:
+    """One group: ``points`` are its different configurations in the order of the file, ``results`` what was measured of each."""
+
+    name: str
+    names: tuple[str, ...]  # parameters that vary, in the order asked for
+    points: tuple[Point, ...]
+    results: tuple[tuple[float, ...], ...]
+    direction: Direction
+    effect: Effect
+    default: int | None = 0  # index of the untuned configuration; None where it was never measured
+    constant: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The mean of each configuration: the truth as far as the table knows it."""
+        return tuple(math.fsum(found) / len(found) for found in self.results)
+
+    @property
+    def best(self) -> float:
+        return max(self.values) if self.direction == "max" else min(self.values)
+
+    def share(self, value: float) -> float:
+        """How much of the best a value is: 1 for the best, 0.95 for 5 % less throughput or 1/0.95 of the latency."""
+        best = self.best
+        if self.direction == "max":
+            return value / best if best > 0 else 1.0 - (best - value) / max(abs(best), 1e-12)
+        return best / value if value > 0 and best > 0 else 1.0 - (value - best) / max(abs(best), 1e-12)
+
+    def gains(self) -> tuple[tuple[float, ...], ...]:
+        """Every result as ln, oriented so that more is better; where some are not positive, in shares of the largest."""
+        sign = 1.0 if self.direction == "max" else -1.0
+        flat = [value for found in self.results for value in found]
+        if min(flat) > 0:
+            return tuple(tuple(sign * math.log(value) for value in found) for found in self.results)
+        scale = max(abs(value) for value in flat) or 1.0
+        return tuple(tuple(sign * value / scale for value in found) for found in self.results)
+
+    def noise(self) -> float | None:
+        """Standard deviation of one measurement (ln), pooled over repeated configurations; None without any."""
+        squares, free = 0.0, 0
+        for found in self.gains():
+            if len(found) > 1:
+                middle = math.fsum(found) / len(found)
+                squares += math.fsum((value - middle) ** 2 for value in found)
+                free += len(found) - 1
+        return math.sqrt(squares / free) if free else None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a file gave. ``left_out`` counts rows by reason, ``examples`` names the first row of each."""
+
+    tables: tuple[Table, ...]
+    rows: int
+    left_out: Mapping[str, int]
+    examples: Mapping[str, str]
+    small: tuple[str, ...]  # groups with a single configuration: there is nothing to choose
+
+
+def read_tables(
+    text: str,
+    params: Sequence[str],
+    objective: str,
+    *,
+    group: Sequence[str] = (),
+    direction: Direction | None = None,
+    default: Mapping[str, str] | None = None,
+    file: str = "the table",
+) -> Reading:
+    """Parse CSV ``text``. A row without a number in ``objective`` is left out and counted; an empty cell of a parameter means
+    that it was not given. Raises UsageError where nothing can be searched."""
+    header, rows = _rows(text, file)
+    _columns(header, [*params, objective, *group], file)
+    if len(set(params)) != len(params) or objective in params:
+        raise UsageError("Every column may be named once: a parameter twice, or the objective as a parameter, says nothing.")
+    left_out: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+
+    def leave(number: int, why: str) -> None:
+        left_out[why] += 1
+        examples.setdefault(why, f"line {number}")
+
+    kinds = {name: _kind([row.get(name) or "" for _, row in rows]) for name in params}
+    groups: dict[str, list[tuple[dict[str, Value], float]]] = {}
+    for number, row in rows:
+        if row.get("") is not None:
+            leave(number, "it has more cells than the header")
+            continue
+        value = _number(row.get(objective) or "")
+        if value is None:
+            what = "no value" if not (row.get(objective) or "").strip() else "text instead of a number"
+            leave(number, f"{objective} holds {what}")
+            continue
+        point: dict[str, Value] = {}
+        wrong = next((why for name in params if (why := _cell(point, name, kinds[name], row.get(name) or ""))), None)
+        if wrong:
+            leave(number, wrong)
+            continue
+        label = ", ".join(f"{name}={row.get(name) or ''}" for name in group) or file
+        groups.setdefault(label, []).append((point, value))
+    if not groups:
+        reasons = "; ".join(f"{count} × {why} ({examples[why]})" for why, count in left_out.items()) or "it holds no row"
+        raise UsageError(f"No row of {file} can be used: {reasons}.", hint=f"Every row needs a number in {objective}.")
+    way = direction or direction_of(objective)
+    built = [(label, _table(label, members, objective, way, default)) for label, members in groups.items()]
+    tables = tuple(table for _, table in built if table is not None)
+    small = tuple(label for label, table in built if table is None)
+    if not tables:
+        raise UsageError(
+            f"{file} has one configuration{' in every group' if group else ''} after {sum(left_out.values())} rows were left out: "
+            "there is nothing to choose between.",
+            hint="Replay needs at least two different values of --params within a group.",
+        )
+    return Reading(tables, len(rows), dict(left_out), examples, small)
+
+
+def direction_of(objective: str) -> Direction:
+    """Is more better? Told by the column's name; raises UsageError when the name does not tell."""
+    name = objective.lower()
+    if _MORE.search(name):
+        return "max"
+    return "min" if _LESS.search(name) else "max"
+
+
+def effect_of(objective: str, direction: Direction) -> Effect:
+    """Which of the expected effects concern this objective."""
+    name = objective.lower()
+    if direction == "min" or _SPEED_OF_ONE.search(name):
+        return "latency"
+    return "per_gpu" if _PER_GPU.search(name) else "throughput"
+
+
+def _rows(text: str, file: str) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
+    if len(text) > _CELLS:
+        raise UsageError(f"{file} is larger than {_CELLS // 1_000_000} MB.", hint="Split it, or keep the columns that are needed.")
+    csv.field_size_limit(_CELLS)
+    reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""), restkey="")
+    try:
+        header = list(reader.fieldnames or [])
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise UsageError(f"{file} is no CSV (line {reader.line_num}: {error}).") from error
+    if twice := [name for name, count in Counter(header).items() if count > 1]:
+        raise UsageError(f"{file} names the column {twice[0]!r} twice.", hint="Rename one of them.")
+    return header, rows
+
+
+def _columns(header: Sequence[str], wanted: Sequence[str], file: str) -> None:
+    if missing := [name for name in wanted if name not in header]:
+        raise UsageError(f"{file} has no column {', '.join(missing)}.", hint=f"Its columns: {', '.join(header[:60])}")
+
+
+def _kind(cells: Sequence[str]) -> Literal["number", "json", "choice"]:
+    filled = [cell for cell in cells if cell.strip()]
+    if filled and sum(_number(cell) is not None for cell in filled) >= _MOSTLY * len(filled):
+        return "number"
+    if filled and all(cell.lstrip().startswith("{") and _object(cell) is not None for cell in filled):
+        return "json"
+    return "choice"
+
+
+def _cell(point: dict[str, Value], name: str, kind: str, cell: str) -> str | None:
+    """Put the value into ``point``; the reason why the row is of no use otherwise."""
+    cell = cell.strip()
+    if kind == "json":
+        for key, value in (_object(cell) or {}).items() if cell else ():
+            point[f"{name}:{key}"] = _value(value if isinstance(value, str) else canonical_json(value))
+        return None
+    if not cell:
+        point[name] = None
+        return None
+    if kind == "number" and _number(cell) is None:
+        return f"{name} holds text where other rows hold numbers"
+    point[name] = _value(cell)
+    return None
+
+
+def _value(cell: str) -> Value:
+    number = _number(cell)
+    if number is not None:
+        return int(number) if number == int(number) and abs(number) < 2**53 else number
+    return {"true": True, "false": False, "null": None, "": None}.get(cell.lower(), cell)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and "_" not in cell else None
+
+
+def _object(cell: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(cell)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _table(
+    label: str, members: Sequence[tuple[dict[str, Value], float]], objective: str, way: Direction, default: Mapping[str, str] | None
+) -> Table | None:
+    names = list(dict.fromkeys(name for point, _ in members for name in point))
+    seen: dict[str, tuple[Point, list[float]]] = {}
+    for point, value in members:
+        full = {name: point.get(name) for name in names}
+        seen.setdefault(canonical_json(full), (full, []))[1].append(value)
+    varied = tuple(name for name in names if len({canonical_json(point[name]) for point, _ in seen.values()}) > 1)
+    if len(seen) < 2:
+        return None
+    first = next(iter(seen.values()))[0]
+    points = tuple({name: point[name] for name in varied} for point, _ in seen.values())
+    found = [point for point, _ in seen.values()]
+    wanted = {name: _value(cell) for name, cell in (default or {}).items()}
+    if unknown := sorted(set(wanted) - set(names)):
+        raise UsageError(f"--default names {unknown[0]}, which is none of --params.", hint=f"They are: {', '.join(names)}")
+    index = next((i for i, point in enumerate(found) if all(point[name] == value for name, value in wanted.items())), None)
+    return Table(
+        name=label, names=varied, points=points, results=tuple(tuple(values) for _, values in seen.values()), direction=way,
+        effect=effect_of(objective, way), default=index, constant={name: first[name] for name in names if name not in varied},
+    )  # fmt: skip

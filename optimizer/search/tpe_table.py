@@ -1,0 +1,119 @@
+"""Optuna's TPE over the configurations of a table, for comparison: it asks for a point, and where nobody measured that point
+the nearest one that was measured and is still free is launched in its place and told to it as what it is."""
+
+import random
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from optimizer.model.canonical import canonical_json, derived_seed
+from optimizer.search.encode import Array, number
+from optimizer.search.optuna_door import STARTUP_TRIALS, load
+from optimizer.search.table import Table
+
+
+class Axes:
+    """How a table's parameters look to Optuna: ordered numbers as their index, everything else as choices."""
+
+    def __init__(self, table: Table) -> None:
+        optuna = load()
+        self.names = table.names
+        self.grids: dict[str, list[Any]] = {}
+        self.distributions: dict[str, Any] = {}
+        columns = []
+        for name in table.names:
+            values = [point[name] for point in table.points]
+            numbers = [number(value) for value in values]
+            if all(one is not None for one in numbers):
+                grid: list[Any] = sorted({one for one in numbers if one is not None})
+                self.distributions[name] = optuna.distributions.IntDistribution(0, len(grid) - 1)
+                places = [grid.index(one) / (len(grid) - 1) for one in numbers]
+            else:
+                grid = sorted({canonical_json(value) for value in values})
+                self.distributions[name] = optuna.distributions.CategoricalDistribution(tuple(grid))
+                places = [float(grid.index(canonical_json(value))) for value in values]
+            self.grids[name] = grid
+            columns.append(places)
+        self.places: Array = np.array(columns, dtype=np.float64).T
+        self.choice = np.array([not self.ordered(name) for name in self.names])
+
+    def ordered(self, name: str) -> bool:
+        return not hasattr(self.distributions[name], "choices")
+
+    def place(self, params: dict[str, Any]) -> Array:
+        found = [
+            params[name] / (len(self.grids[name]) - 1) if self.ordered(name) else float(self.grids[name].index(params[name]))
+            for name in self.names
+        ]
+        return np.array(found)
+
+    def params(self, index: int) -> dict[str, Any]:
+        """What Optuna is told about a configuration."""
+        found = {}
+        for column, name in enumerate(self.names):
+            grid, place = self.grids[name], float(self.places[index, column])
+            found[name] = round(place * (len(grid) - 1)) if self.ordered(name) else grid[int(place)]
+        return found
+
+
+class TpeRun:
+    """One study in memory. ``spent_s``: seconds inside Optuna so far."""
+
+    def __init__(self, axes: Axes, seed: int) -> None:
+        self.axes = axes
+        started = time.perf_counter()
+        self.optuna = load()
+        self.source = random.Random(derived_seed("tpe ties", seed))
+        self.free = np.ones(len(axes.places), dtype=np.bool_)
+        self.instead: int | None = None
+        sampler = self.optuna.samplers.TPESampler(
+            seed=derived_seed("tpe", seed), multivariate=True, group=True, n_startup_trials=STARTUP_TRIALS
+        )
+        self.study = self.optuna.create_study(direction="maximize", sampler=sampler)
+        self.spent_s = time.perf_counter() - started  # inside Optuna
+
+    def ask(self) -> int | dict[str, Any]:
+        if self.instead is not None:
+            return self.instead
+        started = time.perf_counter()
+        trial = self.study.ask(self.axes.distributions)
+        # The trial is told as the configuration that is launched, under its own values.
+        self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+        self.spent_s += time.perf_counter() - started
+        wanted = self.axes.place(trial.params)
+        apart = np.where(self.axes.choice, self.axes.places != wanted, np.abs(self.axes.places - wanted)).sum(axis=1)
+        apart[~self.free] = np.inf
+        nearest = np.flatnonzero(apart <= apart.min() + 1e-9)
+        index = int(nearest[self.source.randrange(len(nearest))])
+        if apart[index] < 1e-9:
+            return index
+        self.instead = index
+        return {name: trial.params[name] for name in self.axes.names}
+
+    def unrecorded(self) -> None:
+        """The next ``ask`` gives the nearest configuration that was measured."""
+
+    def tell(self, index: int, gain: float) -> None:
+        self.instead = None
+        self.free[index] = False
+        started = time.perf_counter()
+        self.study.add_trial(
+            self.optuna.trial.create_trial(value=gain, params=self.axes.params(index), distributions=self.axes.distributions)
+        )
+        self.spent_s += time.perf_counter() - started
+
+
+def prepare(table: Table) -> Callable[[int], TpeRun]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # multivariate and group are marked experimental; the version is pinned below 6
+        axes = Axes(table)
+
+    def start(seed: int) -> TpeRun:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return TpeRun(axes, seed)
+
+    return start

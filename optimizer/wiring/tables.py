@@ -1,0 +1,227 @@
+"""``optimize replay --table``: policies against each other on a table of measurements, as a document and as text for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import UsageError
+from optimizer.search.contest import Score, contest
+from optimizer.search.policies import names as policy_names
+from optimizer.search.table import Direction, Reading, Table, read_tables
+from optimizer.wiring import Roots, library
+
+MOST_BYTES = 200_000_000
+_SHOWN = 12  # groups that the text lists one by one
+_HALF, _NEVER_MORE = 0.5, 0.7  # what is promised of the median table, and of how many tables
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What was asked on the command line."""
+
+    table: Path
+    params: tuple[str, ...]
+    objective: str
+    group: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ("evidence", "tpe", "gp", "random")
+    seeds: int = 20
+    direction: Direction | None = None
+    default: str = ""
+    launches: int = 200
+
+
+def replay_table(options: TableOptions, roots: Roots) -> dict[str, Any]:
+    """The whole comparison. Raises UsageError for a file, column or policy that cannot be used."""
+    if unknown := [name for name in options.policies if name not in policy_names()]:
+        raise UsageError(f"There is no policy {unknown[0]!r}.", hint=f"There are: {', '.join(policy_names())}")
+    if not options.policies or not options.params:
+        raise UsageError("Name at least one policy and one parameter.", hint="--params a,b,c --policies evidence,random")
+    text = _filtered(_text(options.table), options.where, options.table.name)
+    reading = read_tables(
+        text, options.params, options.objective, group=options.group, direction=options.direction,
+        default=_pairs(options.default, "--default") if options.default else None, file=options.table.name,
+    )  # fmt: skip
+    directions = library(roots).directions
+    scores = [contest(table, options.policies, directions, options.seeds, most_launches=options.launches) for table in reading.tables]
+    groups = [_group(table, found) for table, found in zip(reading.tables, scores, strict=True)]
+    found: dict[str, Any] = {
+        "table": options.table.name,
+        "objective": options.objective,
+        "direction": reading.tables[0].direction,
+        "params": list(options.params),
+        "seeds": options.seeds,
+        "policies": list(options.policies),
+        "rows": {"read": reading.rows, "left_out": dict(reading.left_out), "first_left_out": dict(reading.examples)},
+        "groups_without_a_choice": list(reading.small),
+        "groups": groups,
+        "summary": _summary(groups, options.policies),
+        "speed": _speed(scores, options.policies),
+    }
+    found["text"] = _prose(found, reading, options)
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path} is larger than {MOST_BYTES // 1_000_000} MB.", hint="Keep only the columns that are needed.")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text (byte {error.start}).", hint="Save the table as UTF-8 CSV.") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _filtered(text: str, where: Sequence[str], file: str) -> str:
+    """Only the rows whose columns hold these values (``column=`` keeps rows with an empty cell)."""
+    if not where:
+        return text
+    wanted: dict[str, str] = {}
+    for item in where:
+        wanted.update(_pairs(item, "--where"))
+    csv.field_size_limit(MOST_BYTES)
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    header = list(reader.fieldnames or [])
+    if missing := [name for name in wanted if name not in header]:
+        raise UsageError(f"{file} has no column {missing[0]}.", hint=f"Its columns: {', '.join(header[:60])}")
+    kept = io.StringIO(newline="")
+    writer = csv.DictWriter(kept, header, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(row for row in reader if all((row.get(name) or "").strip() == value for name, value in wanted.items()))
+    return kept.getvalue()
+
+
+def _pairs(text: str, option: str) -> dict[str, str]:
+    found = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"{option} {text!r} is not understood.", hint=f"Write it as {option} column=value[,column=value].")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _group(table: Table, scores: Sequence[Score]) -> dict[str, Any]:
+    values, default = table.values, table.default
+    best = values.index(table.best)
+    noise = table.noise()
+    found: dict[str, Any] = {
+        "name": table.name,
+        "configurations": len(table.points),
+        "measurements": sum(len(results) for results in table.results),
+        "varied": list(table.names),
+        "constant": dict(table.constant),
+        "noise": None if noise is None else round(noise, 5),
+        "best": {"value": table.best, "configuration": dict(table.points[best])},
+        "default": None
+        if default is None
+        else {"value": values[default], "configuration": dict(table.points[default]), "share_of_best": round(table.share(values[default]), 4)},
+        "policies": {score.policy: _figures(score) for score in scores},
+    }
+    by_name = {score.policy: score.launches_to["95%"].mean for score in scores}
+    if "evidence" in by_name:
+        mine = by_name["evidence"]
+        found["evidence_against"] = {name: round(mine / other, 3) for name, other in by_name.items() if name != "evidence"}
+    return found
+
+
+def _figures(score: Score) -> dict[str, Any]:
+    plain = score.plain()
+    return {name: value for name, value in plain.items() if name not in ("policy", "own_s")}
+
+
+def _summary(groups: Sequence[dict[str, Any]], policies: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"groups": len(groups), "median_launches_to": {}, "default": _defaults(groups)}
+    for name in policies:
+        found["median_launches_to"][name] = {
+            share: round(statistics.median(group["policies"][name]["launches_to"][share]["mean"] for group in groups), 3)
+            for share in ("90%", "95%", "99%")
+        }
+    if "evidence" in policies:
+        for other in policies:
+            if other != "evidence":
+                ratios = [group["evidence_against"][other] for group in groups]
+                found[f"against_{other}"] = {
+                    "median_ratio": round(statistics.median(ratios), 3),
+                    "never_more_on": round(sum(ratio <= 1.0 for ratio in ratios) / len(ratios), 3),
+                    "more_on": [group["name"] for group, ratio in zip(groups, ratios, strict=True) if ratio > 1.0],
+                }
+        if "random" in policies:
+            found["half_of_random"] = found["against_random"]["median_ratio"] <= _HALF
+        if "tpe" in policies:
+            found["no_more_than_tpe"] = found["against_tpe"]["never_more_on"] >= _NEVER_MORE
+    return found
+
+
+def _defaults(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    known = [group["default"]["share_of_best"] for group in groups if group["default"]]
+    return {
+        "not_recorded_on": [group["name"] for group in groups if not group["default"]],
+        "median_share_of_best": round(statistics.median(known), 4) if known else None,
+    }
+
+
+def _speed(scores: Sequence[Sequence[Score]], policies: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for place, name in enumerate(policies):
+        steps, seconds = sum(one[place].steps for one in scores), sum(one[place].own_s for one in scores)
+        found[name] = {"steps": steps, "steps_per_s": round(steps / seconds) if seconds > 0 else None}
+    return found
+
+
+# ---- for people -----------------------------------------------------------------------------------------------------
+
+
+def _prose(found: dict[str, Any], reading: Reading, options: TableOptions) -> str:
+    groups, policies = found["groups"], found["policies"]
+    more = "more is better" if found["direction"] == "max" else "less is better"
+    lines = [f"{found['table']}: {reading.rows} rows, {len(groups)} group{'s' * (len(groups) != 1)}, {options.objective} ({more}), {options.seeds} seeds."]
+    for why, count in reading.left_out.items():
+        lines.append(f"  left out: {count} row{'s' * (count != 1)}, {why} (first: {reading.examples[why]})")
+    if reading.small:
+        lines.append(f"  left out: {len(reading.small)} groups with one configuration each: there is nothing to choose")
+    lines += ["", "Launches until 90 / 95 / 99 % of the best (mean over seeds):"]
+    for group in groups if len(groups) <= _SHOWN else []:
+        lines.append(f"  {group['name']}: {group['configurations']} configurations; {_default_text(group)}")
+        for name in policies:
+            figures = group["policies"][name]
+            reached = " / ".join(f"{figures['launches_to'][share]['mean']:.1f}" for share in ("90%", "95%", "99%"))
+            asked = f"; {figures['not_recorded']:.1f} points asked for that nobody measured" if figures["not_recorded"] else ""
+            curve = " ".join(f"{figures['regret'][place] * 100:.0f}" for place in range(min(8, len(figures["regret"]))))
+            lines.append(f"    {name:9} {reached:20} missing after each launch, %: {curve}{asked}")
+    if len(groups) > 1:
+        lines.append("  median over the groups:")
+        for name in policies:
+            lines.append(f"    {name:9} " + " / ".join(f"{found['summary']['median_launches_to'][name][share]:.1f}" for share in ("90%", "95%", "99%")))
+    return "\n".join([*lines, "", *_judgement(found)])
+
+
+def _default_text(group: dict[str, Any]) -> str:
+    if group["default"] is None:
+        return "the default was never measured"
+    return f"the untuned default gives {group['default']['share_of_best'] * 100:.0f} % of the best"
+
+
+def _judgement(found: dict[str, Any]) -> list[str]:
+    lines, summary = [], found["summary"]
+    for other in ("random", "tpe", "gp"):
+        if (against := summary.get(f"against_{other}")) is None:
+            continue
+        lines.append(
+            f"evidence needs {against['median_ratio']:.2f} times the launches of {other} on the median group, and no more than it on "
+            f"{against['never_more_on'] * 100:.0f} % of {summary['groups']}."
+        )
+        lost = against["more_on"]
+        if lost:
+            lines.append(f"  It does not win on: {'; '.join(lost[:8])}{f' and {len(lost) - 8} more' if len(lost) > 8 else ''}")
+    if summary["default"]["median_share_of_best"] is not None:
+        lines.append(f"The untuned default gives {summary['default']['median_share_of_best'] * 100:.0f} % of the best on the median group.")
+    steps = ", ".join(f"{name} {speed['steps_per_s']:,}" for name, speed in found["speed"].items() if speed["steps_per_s"])
+    return [*lines, f"Steps a second, Optuna's own time aside: {steps}."]
