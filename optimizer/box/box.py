@@ -153,6 +153,23 @@ class Box:
         result = await self._call("sample_gpu", duration_s + 20, duration_s=duration_s, max_bytes=max_bytes)
         return str(result["csv"])
 
+    async def survey(
+        self, pid: int | None = None, commands: Mapping[str, Sequence[str]] | None = None, *, interval_s: float = 1.0,
+        timeout_s: float = 30, max_bytes: int = 4 * _MIB,
+    ) -> tuple[dict[str, Any], dict[str, CommandOutput]]:  # fmt: skip
+        """(what the kernel says of the box and of the server whose main process is ``pid``, answers of the read-only
+        ``commands``), in one call: the commands run side by side while the kernel's counters are watched. A program that is
+        not installed has no answer."""
+        asked = {name: list(argv) for name, argv in (commands or {}).items()}
+        result = await self._call(
+            "survey", timeout_s + interval_s + 15, pid=pid, commands=asked, interval_s=interval_s, timeout_s=timeout_s, max_bytes=max_bytes,
+        )  # fmt: skip
+        answers = {}
+        for name, answer in result["commands"].items():
+            answer.pop("wall_s", None)
+            answers[name] = CommandOutput.model_validate(_decoded(answer, "stdout", "stderr"))
+        return result["host"], answers
+
     async def holder(self, patience_s: float = 900) -> Holder | None:
         result = await self._call("holder", 20, patience_s=patience_s)
         held = result["holder"]

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from optimizer.box.plain import job, launch, look, original, store, sweep
+from optimizer.box.plain import job, launch, look, machine, original, store, sweep
 from optimizer.box.plain.procfs import Refused
 
 OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -29,6 +29,7 @@ OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "find_servers": look.find_servers,
     "listeners": look.port_listeners,
     "sample_gpu": look.sample_gpu,
+    "survey": machine.survey,
     "holder": store.box_holder,
     "read_log": launch.read_log,
     "state": launch.state,

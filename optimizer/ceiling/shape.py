@@ -37,7 +37,7 @@ def shape_from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     attention_layers = kinds.count("full") + kinds.count("window")
     recurrent_layers = kinds.count("recurrent")
     dense_layers = kinds_with_mlp(kinds) - moe.layers
-    dense_mlp = 3 * sizes.hidden * reader.size("intermediate_size", 0)
+    dense_mlp = 3 * sizes.hidden * reader.first(("intermediate_size_mlp", "intermediate_size"), 0)
     gate_params = moe.layers * sizes.hidden * moe.experts
     mixers = attention_layers * attention_params + recurrent_layers * recurrent_params
     fixed = dense_layers * dense_mlp
@@ -287,6 +287,9 @@ def _experts(reader: _Reader, sizes: _Sizes, kinds: list[str]) -> _Experts:
     shared_size = reader.first(("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"), 0)
     shared = 3 * sizes.hidden * shared_size if shared_size else reader.size("n_shared_experts", 0) * expert
     total = kinds_with_mlp(kinds)
+    if reader.config.get("interleave_moe_layer_step") is not None:
+        # Llama 4: one shared expert as large as a routed one in every MoE layer, and every so many layers is one.
+        return _Experts(total // max(reader.size("interleave_moe_layer_step"), 1), experts, per_token, expert, expert)
     dense = reader.size("first_k_dense_replace", 0)
     only = reader.config.get("mlp_only_layers")
     dense += len(only) if isinstance(only, list) else 0

@@ -1,7 +1,6 @@
 """Reads nvidia-smi: the sampled table (``gpu.csv``), the full query (``-q``) and the topology matrix (``topo -m``)."""
 
 import re
-from collections.abc import Callable
 
 from optimizer.evidence.found import Found, quantile
 from optimizer.evidence.lines import Line, iter_lines, pieces_of, text
@@ -77,7 +76,7 @@ def csv_facts(
 
 
 class SmiQuery:
-    """The first GPU's figures of ``nvidia-smi -q``; the parts of a box with different GPUs are told by ``names``."""
+    """Figures of ``nvidia-smi -q`` that other files need: of the first GPU, and the names of all."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -85,18 +84,47 @@ class SmiQuery:
         self.max_sm_mhz: float | None = None
 
 
-def query_facts(found: Found, data: bytes, *, under_load: bool = False) -> SmiQuery:
-    """States name, memory, driver, power limit. Link and throttle state only when the query was made ``under_load``:
-    an idle GPU
-    lowers its link and clocks by design."""
-    result = SmiQuery()
+class _Gpu:
+    """The entries of one GPU: path (section/section/key) -> value and line."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, tuple[str, Line]] = {}
+
+    def number(self, *paths: str) -> tuple[float, Line] | None:
+        for path in paths:
+            entry = self.entries.get(path)
+            value = _number(entry[0]) if entry else None
+            if entry is not None and value is not None:
+                return value, entry[1]
+        return None
+
+    def word(self, path: str) -> str:
+        return self.entries[path][0] if path in self.entries else ""
+
+    @property
+    def power(self) -> str:
+        return "GPU Power Readings" if "GPU Power Readings/Current Power Limit" in self.entries else "Power Readings"
+
+    @property
+    def idle(self) -> bool:
+        """An idle GPU lowers its link and its clocks by design: what it shows then says nothing about its load."""
+        reasons = [self.word(f"{title}/{name}") for title in _TITLES for name in ("Idle", "GPU Idle")]
+        return "Active" in reasons
+
+
+_TITLES = ("Clocks Event Reasons", "Clocks Throttle Reasons")
+
+
+def _read_query(data: bytes) -> tuple[_Gpu, list[_Gpu]]:
+    """(entries of the head, entries of each GPU)."""
+    head, gpus = _Gpu(), []
+    current = head
     section: list[tuple[int, str]] = []
-    seen: dict[str, tuple[str, Line]] = {}
-    gpus = 0
     for line in iter_lines(pieces_of(data)):
         raw = text(line.raw, 400)
         if raw.startswith("GPU ") and ":" in raw:
-            gpus += 1
+            current = _Gpu()
+            gpus.append(current)
             section = []
             continue
         indent = len(raw) - len(raw.lstrip())
@@ -106,79 +134,164 @@ def query_facts(found: Found, data: bytes, *, under_load: bool = False) -> SmiQu
         if not sign:
             section.append((indent, raw.strip()))
             continue
-        path = "/".join([name for _, name in section] + [key.strip()])
-        value = value.strip()
-        if path == "Product Name":
-            result.names.append(value)
-        seen.setdefault(path, (value, line))
+        if len(current.entries) < 2000:
+            current.entries.setdefault("/".join([name for _, name in section] + [key.strip()]), (value.strip(), line))
+            if raw.rstrip().endswith((": Active", ": Not Active")):
+                section.append((indent, key.strip()))  # "HW Slowdown : Not Active" has the kinds of slow-down below it
+    return head, gpus
 
-    def number(path: str) -> tuple[float, Line] | None:
-        entry = seen.get(path)
-        value = _number(entry[0]) if entry else None
-        return None if entry is None or value is None else (value, entry[1])
 
-    def state(name: str, path: str, scale: float = 1.0) -> float | None:
-        entry = number(path)
-        if entry is None:
-            return None
-        found.add(name, entry[0] * scale, entry[1])
-        return entry[0]
-
-    for path, name in (("Product Name", "gpu.name"), ("Driver Version", "gpu.driver"), ("CUDA Version", "gpu.cuda")):
-        if path in seen and seen[path][0] not in ("N/A", ""):
-            found.add(name, seen[path][0][:120], seen[path][1])
-    if gpus and "Product Name" in seen:
-        found.add("gpu.count", gpus, seen["Product Name"][1])
+def query_facts(found: Found, data: bytes, *, under_load: bool = False) -> SmiQuery:
+    """States name, memory, driver, modes, power limit and errors. Link, clocks and throttle state only when the query was made
+    ``under_load`` and the GPU says that it was not idle. With several GPUs the worst one counts, since they work in step."""
+    result = SmiQuery()
+    head, gpus = _read_query(data)
+    for path, name in (("Driver Version", "gpu.driver"), ("CUDA Version", "gpu.cuda")):
+        if head.word(path) not in ("", "N/A"):
+            found.add(name, head.word(path)[:120], head.entries[path][1])
+    if not gpus:
+        found.missing("gpu.count", "nvidia-smi -q lists no GPU")
+        return result
+    first = gpus[0]
+    result.names = [gpu.word("Product Name") for gpu in gpus if gpu.word("Product Name")]
+    if result.names:
+        found.add("gpu.name", result.names[0][:120], first.entries["Product Name"][1] if first.word("Product Name") else None)
+        found.add("gpu.count", len(gpus), first.entries["Product Name"][1] if first.word("Product Name") else None)
+    if len(set(result.names)) > 1:
+        odd = next(gpu for gpu in gpus if gpu.word("Product Name") != result.names[0])
+        found.add("gpu.models_differ", sorted(set(result.names)), odd.entries["Product Name"][1])
     for path, name in (
         ("MIG Mode/Current", "gpu.mig"),
         ("Persistence Mode", "gpu.persistence"),
         ("ECC Mode/Current", "gpu.ecc"),
     ):
-        if path in seen and seen[path][0] in ("Enabled", "Disabled"):
-            found.add(name, seen[path][0] == "Enabled", seen[path][1])
-    state("gpu.memory_total_gib", "FB Memory Usage/Total", 1 / 1024)
-    prefix = "GPU Power Readings" if "GPU Power Readings/Current Power Limit" in seen else "Power Readings"
-    limit = (
-        number(f"{prefix}/Current Power Limit")
-        or number(f"{prefix}/Power Limit")
-        or number(f"{prefix}/Enforced Power Limit")
-    )
-    default = number(f"{prefix}/Default Power Limit")
-    if limit:
-        result.power_limit_w = limit[0]
-        found.add("gpu.power_limit_w", limit[0], limit[1])
-        if default and default[0] > 0:
-            found.add("gpu.power_limit_share", limit[0] / default[0], limit[1], basis="derived")
-    clock = number("Max Clocks/SM")
+        if first.word(path) in ("Enabled", "Disabled"):
+            found.add(name, first.word(path) == "Enabled", first.entries[path][1])
+    if (memory := _worst(gpus, "FB Memory Usage/Total")) is not None:
+        found.add("gpu.memory_total_gib", memory[0] / 1024, memory[1])
+    if under_load and (free := _worst(gpus, "FB Memory Usage/Free")) is not None:
+        found.add("gpu.memory_free_gib", free[0] / 1024, free[1])
+    _power(found, gpus, result)
+    clock = first.number("Max Clocks/SM")
     result.max_sm_mhz = clock[0] if clock else None
-    if under_load:
-        _under_load(found, seen, number)
+    _errors(found, gpus)
+    if under_load and all(gpu.idle for gpu in gpus):
+        for name in ("pcie.link_share", "pcie.link_gb_s", "gpu.mem_clock_share", "gpu.throttle_share", "pcie.usage_share"):
+            found.missing(name, "the GPUs were idle when they were asked, and an idle GPU lowers its link and clocks by design")
+    elif under_load:
+        _under_load(found, [gpu for gpu in gpus if not gpu.idle])
     return result
 
 
-def _under_load(
-    found: Found, seen: dict[str, tuple[str, Line]], reader: Callable[[str], tuple[float, Line] | None]
-) -> None:
-    for title in ("Clocks Event Reasons", "Clocks Throttle Reasons"):
-        for text_name, reason in _REASONS:
-            for path in (f"{title}/{text_name}", f"{title}/HW Slowdown/{text_name}"):
-                if path in seen:
-                    found.add(
-                        "gpu.throttle_share",
-                        1.0 if seen[path][0] == "Active" else 0.0,
-                        seen[path][1],
-                        labels={"reason": reason},
-                    )
-    root = next((path[: path.index("PCIe Generation")] for path in seen if "PCIe Generation" in path), None)
+def _worst(gpus: list[_Gpu], *paths: str, highest: bool = False) -> tuple[float, Line] | None:
+    found = [entry for gpu in gpus if (entry := gpu.number(*paths)) is not None]
+    return (max if highest else min)(found, key=lambda entry: entry[0], default=None)
+
+
+def _power(found: Found, gpus: list[_Gpu], result: SmiQuery) -> None:
+    shares: list[tuple[float, float, Line]] = []
+    for gpu in gpus:
+        limit = gpu.number(f"{gpu.power}/Current Power Limit", f"{gpu.power}/Power Limit", f"{gpu.power}/Enforced Power Limit")
+        default = gpu.number(f"{gpu.power}/Default Power Limit")
+        if limit and default and default[0] > 0:
+            shares.append((limit[0] / default[0], limit[0], limit[1]))
+        if gpu is gpus[0] and limit:
+            result.power_limit_w = limit[0]
+            found.add("gpu.power_limit_w", limit[0], limit[1])
+    if shares:
+        share, watts, line = min(shares, key=lambda item: item[0])
+        found.add("gpu.power_limit_share", share, line, basis="derived")
+        found.add("gpu.power_limit_w", watts, line)
+
+
+def _errors(found: Found, gpus: list[_Gpu]) -> None:
+    """Errors that the driver counts since it was loaded: at most so many fell into this run."""
+    ecc: list[tuple[float, Line]] = []
+    for gpu in gpus:
+        for path, (value, line) in gpu.entries.items():
+            if path.startswith("ECC Errors/Volatile/") and "Uncorrectable" in path and (count := _number(value)) is not None:
+                ecc.append((count, line))
+    if ecc:
+        line = max(ecc, key=lambda item: item[0])[1]
+        found.add("gpu.error_count", int(sum(count for count, _ in ecc)), line, labels={"kind": "ecc"}, bound="at_most")
+    replays = [entry for gpu in gpus if (entry := gpu.number("PCI/Replays Since Reset", "PCI/Replay Counter")) is not None]
+    if replays:
+        line = max(replays, key=lambda item: item[0])[1]
+        found.add("gpu.error_count", int(sum(count for count, _ in replays)), line, labels={"kind": "pcie_replay"}, bound="at_most")
+
+
+def _under_load(found: Found, gpus: list[_Gpu]) -> None:
+    for text_name, reason in _REASONS:
+        states = [
+            gpu.entries[path]
+            for gpu in gpus
+            for title in _TITLES
+            for path in (f"{title}/{text_name}", f"{title}/HW Slowdown/{text_name}")
+            if path in gpu.entries
+        ]
+        if states:
+            active = next((line for value, line in states if value == "Active"), None)
+            found.add("gpu.throttle_share", 0.0 if active is None else 1.0, active or states[0][1], labels={"reason": reason})
+    clocks = [
+        (now[0] / best[0], now[1])
+        for gpu in gpus
+        if (now := gpu.number("Clocks/Memory")) and (best := gpu.number("Max Clocks/Memory")) and best[0] > 0
+    ]
+    if clocks:
+        share, line = min(clocks, key=lambda item: item[0])
+        found.add("gpu.mem_clock_share", min(1.0, share), line, basis="derived")
+    links = [link for gpu in gpus if (link := _link(gpu)) is not None]
+    if links:
+        rate, top, line = min(links, key=lambda item: (item[0] / item[1] if item[1] else 1.0, item[0]))
+        found.add("pcie.link_gb_s", rate, line, basis="derived")
+        if top:
+            found.add("pcie.link_share", min(1.0, rate / top), line, basis="derived")
+        traffic = _worst(gpus, "PCI/Tx Throughput", highest=True), _worst(gpus, "PCI/Rx Throughput", highest=True)
+        peak = max((entry for entry in traffic if entry is not None), key=lambda entry: entry[0], default=None)
+        if peak is not None and rate > 0:
+            # About 0.8 of the nominal rate is what copies reach; KB/s as the tool prints them are 1000 bytes.
+            found.add("pcie.usage_share", min(1.0, peak[0] * 1e3 / (0.8 * rate * 1e9)), peak[1], basis="derived")
+
+
+def _link(gpu: _Gpu) -> tuple[float, float | None, Line] | None:
+    """(rate now, best rate, line), GB/s one way."""
+    root = next((path[: path.index("PCIe Generation")] for path in gpu.entries if "PCIe Generation" in path), None)
     if root is None:
-        return
-    now, best = reader(f"{root}PCIe Generation/Current"), reader(f"{root}PCIe Generation/Max")
-    width, most = reader(f"{root}Link Width/Current"), reader(f"{root}Link Width/Max")
-    if now and width and int(now[0]) in _PCIE_GB_S:
-        rate = _PCIE_GB_S[int(now[0])] * width[0]
-        found.add("pcie.link_gb_s", rate, now[1], basis="derived")
-        if best and most and int(best[0]) in _PCIE_GB_S and most[0] > 0:
-            found.add("pcie.link_share", rate / (_PCIE_GB_S[int(best[0])] * most[0]), now[1], basis="derived")
+        return None
+    now, width = gpu.number(f"{root}PCIe Generation/Current"), gpu.number(f"{root}Link Width/Current")
+    best, most = gpu.number(f"{root}PCIe Generation/Max"), gpu.number(f"{root}Link Width/Max")
+    if now is None or width is None or int(now[0]) not in _PCIE_GB_S:
+        return None
+    top = _PCIE_GB_S[int(best[0])] * most[0] if best and most and int(best[0]) in _PCIE_GB_S and most[0] > 0 else None
+    return _PCIE_GB_S[int(now[0])] * width[0], top, now[1]
+
+
+def p2p_facts(found: Found, data: bytes, gpus: int | None = None) -> None:
+    """topology.p2p from ``nvidia-smi topo -p2p r``: not_supported as soon as one pair of the first ``gpus`` is."""
+    pairs: list[tuple[str, Line]] = []
+    for line in iter_lines(pieces_of(data)):
+        cells = text(line.raw, 4000).split()
+        row = re.fullmatch(r"GPU(\d{1,3})", cells[0]) if cells else None
+        if row is None or len(cells) < 2 or re.fullmatch(r"GPU\d{1,3}", cells[1]) or (gpus is not None and int(row[1]) >= gpus):
+            continue
+        for column, cell in enumerate(cells[1:]):
+            if column != int(row[1]) and (gpus is None or column < gpus) and cell in ("OK", "CNS", "GNS", "TNS", "NS", "DR"):
+                pairs.append((cell, line))
+    bad = next((line for cell, line in pairs if cell != "OK"), None)
+    if pairs:
+        found.add("topology.p2p", "ok" if bad is None else "not_supported", bad or pairs[0][1])
+    else:
+        found.missing("topology.p2p", "the peer matrix shows no pair of GPUs")
+
+
+def confidential_facts(found: Found, data: bytes) -> None:
+    """gpu.confidential_compute from ``nvidia-smi conf-compute -f`` (``CC status: OFF``)."""
+    for line in iter_lines(pieces_of(data)):
+        key, sign, value = text(line.raw, 200).partition(":")
+        if sign and "cc status" in key.lower() and value.strip().upper() in ("ON", "OFF"):
+            found.add("gpu.confidential_compute", value.strip().upper() == "ON", line)
+            return
+    found.missing("gpu.confidential_compute", "the driver did not say whether confidential computing is on")
 
 
 def topo_facts(found: Found, data: bytes, gpus: int | None = None) -> None:
