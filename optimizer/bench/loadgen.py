@@ -5,6 +5,10 @@ stdout as JSON lines. It decides when the warm-up is over (no gap may open betwe
 chunk on a monotonic clock and never parses a chunk as JSON while it streams. It judges nothing: what makes a result
 invalid is said by ``run.py``, which reads these lines.
 
+What is asked comes with the job (see ``workload.py``): fixed lengths, a list of lengths, a trace with times, or
+conversations. Where it runs beside the server it can also look at it: which API key it asks for, which CPUs it leaves
+alone, how many tokens it has counted itself.
+
 Times inside are seconds of this machine's monotonic clock. A simulated server may run ``time_scale`` times faster
 than real time: waits given in server seconds are divided by it, and every time that leaves this file is multiplied by
 it, so that all output is in server seconds. Exceptions say so in their names: ``cpu_share`` and all
@@ -31,6 +35,7 @@ MAX_EVENT_BYTES = 8 << 20
 SUB_WINDOWS = 20
 ITL_STEP = 1.02  # bins of the inter-chunk histogram grow by 2 %: a percentile read from it is within 1 %
 TICK_S = 0.02
+DRAIN_S = 0.5  # after the cut, until a server's own counters have taken in what was aborted
 KEPT_ANSWERS = 16  # answers whose text is kept and looked at after the run
 MIN_PIECES = 16  # of text, that an answer must have for a statement about repetition
 
@@ -66,37 +71,58 @@ HEAD_TOKENS = 24
 
 
 class Prompts:
-    """Unique prompts of about ``prompt_tokens`` tokens, made from seeds alone.
+    """Unique prompts of a stated number of tokens, made from seeds alone.
 
-    shared prefix (same for all, differs by salt) + unique head (differs by seed, salt and index) + body (differs by
-    seed and index only). The salt names the launch, so nothing that an earlier run left in a cache matches; bodies
-    are equal in every arm.
+    shared prefix (one of ``prefix_groups``; differs by salt) + unique head (differs by seed, salt and index) + body
+    (differs by seed and index only). The salt names the launch, so nothing that an earlier run left in a cache matches;
+    bodies are equal in every arm. A prompt given as blocks (a trace with ``hash_ids``) shares exactly the blocks whose
+    ids, and all ids before them, were seen before in the same lap of the trace.
     """
 
-    def __init__(self, seed, salt, vocabulary, prompt_tokens, shared_prefix_tokens=0):
+    def __init__(
+        self, seed, salt, vocabulary, prompt_tokens, shared_prefix_tokens=0, prefix_groups=1, longest=None, block_tokens=512
+    ):
         self.seed, self.salt = str(seed), str(salt)
         self.words = WORDS if vocabulary == "words" else ASCII
         self.joint = " " if vocabulary == "words" else ""
-        shared = min(shared_prefix_tokens, prompt_tokens)
-        self.shared = self._draw("shared/%s/%s" % (self.seed, self.salt), shared)
-        own = prompt_tokens - shared
-        self.head_tokens = min(HEAD_TOKENS, own)
-        self.body_tokens = own - self.head_tokens
+        self.tokens, self.block_tokens = prompt_tokens, block_tokens
+        longest = max(prompt_tokens, longest or 0)
+        shared = min(shared_prefix_tokens, longest)
+        self.shared = [self._draw("shared/%s/%s" % (self.seed, self.salt), shared)]
+        for group in range(1, prefix_groups):
+            self.shared.append(self._draw("shared/%s/%s/%d" % (self.seed, self.salt, group), shared))
         self.pool = []
-        if self.body_tokens:
-            self.pool = self._draw("pool/%s" % self.seed, max(8192, 4 * self.body_tokens))
+        if longest > HEAD_TOKENS:
+            self.pool = self._draw("pool/%s" % self.seed, max(8192, 4 * longest))
 
     def _draw(self, seed, count):
         return random.Random(seed).choices(self.words, k=count)
 
-    def text(self, index):
-        """The prompt of request ``index``."""
-        head = self._draw("head/%s/%s/%d" % (self.seed, self.salt, index), self.head_tokens)
-        body = []
-        if self.body_tokens:
-            start = int(random.Random("body/%s/%d" % (self.seed, index)).random() * (len(self.pool) - self.body_tokens))
-            body = self.pool[start : start + self.body_tokens]
-        return self.joint.join(self.shared + head + body)
+    def _unique(self, name, body, tokens):
+        """``tokens`` tokens: a head that depends on ``name`` and the salt, then a slice that depends on ``body`` alone."""
+        head = self._draw("head/%s/%s/%s" % (self.seed, self.salt, name), min(HEAD_TOKENS, tokens))
+        left = tokens - len(head)
+        if not left:
+            return head
+        start = int(random.Random("body/%s/%s" % (self.seed, body)).random() * (len(self.pool) - left))
+        return head + self.pool[start : start + left]
+
+    def text(self, index, tokens=None, blocks=None, lap=0, opening=True):
+        """The prompt of request ``index``. ``opening`` is false for the later turns of a conversation: what is shared
+        stands at its beginning already."""
+        tokens = self.tokens if tokens is None else tokens
+        parts = []
+        if blocks:
+            for place, block in enumerate(blocks):
+                size = min(self.block_tokens, tokens - place * self.block_tokens)
+                if size <= 0:
+                    break
+                parts += self._unique("block/%d/%d" % (lap, block), "block/%d" % block, size)
+            left = tokens - len(parts)
+            return self.joint.join(parts + (self._unique(str(index), str(index), left) if left > 0 else []))
+        if opening:
+            parts = self.shared[index % len(self.shared)][:tokens]
+        return self.joint.join(parts + self._unique(str(index), str(index), tokens - len(parts)))
 
 
 # ------------------------------------------------------------------------------------------------------ steady state
@@ -147,6 +173,7 @@ HEAD, CHUNKED, LENGTH, UNTIL_CLOSE, TRAILERS = range(5)
 # A text that is not empty; this is what counts as the arrival of a token.
 TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)":\s*"(?!")')
 STAMP = re.compile(rb'"stamp":"(\d+)')
+STOP = re.compile(rb'"stop":\s*true')
 HEX = re.compile(rb"[0-9a-fA-F]{1,15}[ \t]*(?:;.*)?")
 
 
@@ -154,11 +181,11 @@ class Dialect:
     """How a non-empty and an empty text look in this run's events, byte for byte; lets whole reads be counted in C."""
 
     def __init__(self, api):
-        name = b"content" if api == "chat" else b"text"
+        name = b"content" if api in ("chat", "llamacpp") else b"text"
         self.some = b'"' + name + b'":"'
         self.none = self.some + b'"'
         self.spaced = b'"' + name + b'": "'
-        self.done_required = True
+        self.done = STOP if api == "llamacpp" else None  # what ends a stream that has no [DONE]
         self.sizes = {}  # chunk-size lines seen, to their value
         self.delays = []  # calibration: seconds from the null server's write to our time stamp
         self.texts = 0  # events with text so far, of all responses: what the steady-state detector looks at
@@ -236,6 +263,11 @@ class Response:
             self._sse(data, now)
         else:
             self._trailers(data, now)
+
+    def heard(self, sent):
+        """When the server last did something for this request that was sent at ``sent``: an event came. Bytes that only
+        keep a connection open, and a head that never ends, are nothing."""
+        return max(sent, self.times[-1] if self.times else 0.0, self.other_times[-1] if self.other_times else 0.0)
 
     def eof(self, now):
         """The peer closed the connection."""
@@ -456,7 +488,11 @@ class Response:
                 self.times.append(now)
                 self.counts.append(1)
         if not self.failure and not self.done:
-            self.fail("truncated", "the stream ended without [DONE]")
+            mark = self.dialect.done
+            if mark is None:
+                self.fail("truncated", "the stream ended without [DONE]")
+            elif not mark.search(self.other[-1] if self.other else b"") and not mark.search(self.last):
+                self.fail("truncated", "the stream ended without an event that says stop")
 
     def usage(self):
         """(prompt_tokens, completion_tokens, cached_tokens), each int or None; sets ``failure`` where an event holds
@@ -482,6 +518,10 @@ class Response:
                 details = usage.get("prompt_tokens_details") or {}
                 cached = details.get("cached_tokens") if isinstance(details, dict) else None
                 found = (_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached))
+            if _count(value.get("tokens_predicted")) is not None and "tokens_evaluated" in value:  # llama.cpp
+                timings = value.get("timings") or {}
+                cached = _count(timings.get("cache_n")) if isinstance(timings, dict) else None
+                found = (_count(value["tokens_evaluated"]), _count(value["tokens_predicted"]), cached)
             meta = value.get("meta_info")
             if isinstance(meta, dict):
                 found = tuple(
@@ -506,7 +546,8 @@ def pieces_of(body):
     pieces = []
     for event in body.replace(b"\r", b"").split(b"\n\n"):
         try:
-            choice = json.loads(event[5:].decode("utf-8"))["choices"][0]
+            value = json.loads(event[5:].decode("utf-8"))
+            choice = value["choices"][0] if "choices" in value else {"text": value.get("content")}
             piece = choice.get("text") or (choice.get("delta") or {}).get("content")
         except (ValueError, LookupError, TypeError, AttributeError):
             continue  # [DONE], usage, an event that holds no text
@@ -532,26 +573,158 @@ def _count(value):
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
+# --------------------------------------------------------------------------------------------------- beside the server
+
+KEY_FLAGS, KEY_VARIABLES = (b"--api-key",), (b"VLLM_API_KEY", b"LLAMA_API_KEY", b"SGLANG_API_KEY")
+COUNTER = re.compile(
+    rb"^(?:vllm|sglang|llamacpp)[:_](prompt_tokens|generation_tokens|tokens_predicted)_total(?:\{[^}]*\})? ([0-9.eE+]+)", re.M
+)
+
+
+def listener_of(port):
+    """Process ids that listen on a TCP port of this machine (Linux; none where ``/proc`` does not tell)."""
+    sockets = set()
+    for name in ("tcp", "tcp6"):
+        for line in _lines("/proc/net/" + name)[1:]:
+            words = line.split()
+            if len(words) > 9 and words[3] == b"0A" and int(words[1].rpartition(b":")[2], 16) == port:
+                sockets.add("socket:[%s]" % words[9].decode("ascii"))
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc") if sockets else ()):
+        try:
+            handles = os.listdir("/proc/%s/fd" % pid)
+        except OSError:
+            continue
+        for handle in handles:
+            try:
+                if os.readlink("/proc/%s/fd/%s" % (pid, handle)) in sockets:
+                    found.add(int(pid))
+            except OSError:
+                continue  # closed while we looked
+    return found
+
+
+def _lines(path):
+    try:
+        with open(path, "rb") as handle:
+            return handle.read().splitlines()
+    except OSError:
+        return []
+
+
+def _words(path):
+    """The words of ``/proc/PID/cmdline`` or ``environ``."""
+    return b"\n".join(_lines(path)).split(b"\0")
+
+
+def _parent(pid):
+    stat = b"".join(_lines("/proc/%d/stat" % pid)).rpartition(b")")[2].split()
+    return int(stat[1]) if len(stat) > 1 else 0
+
+
+def key_of_server(port):
+    """The API key that the server on this port of this machine asks for, from its own command line or environment, or that
+    of a process above it (workers overwrite their command lines). None where there is none. It goes into the requests and
+    nowhere else."""
+    for pid in sorted(listener_of(port)):
+        while pid > 1:
+            words = _words("/proc/%d/cmdline" % pid)
+            for at, word in enumerate(words):
+                flag, equals, value = word.partition(b"=")
+                if flag in KEY_FLAGS:
+                    value = value if equals else (words[at + 1] if at + 1 < len(words) else b"")
+                    if value:
+                        return value.decode("utf-8", "replace")
+            for word in _words("/proc/%d/environ" % pid):
+                name, _, value = word.partition(b"=")
+                if name in KEY_VARIABLES and value:
+                    return value.decode("utf-8", "replace")
+            pid = _parent(pid)
+    return None
+
+
+def cpus_away_from(port, look_s=0.25):
+    """CPUs for this process that the server on this port leaves alone: those outside its affinity, else the quietest core of
+    the machine (all hardware threads of it) over ``look_s``. An empty list where the machine is too small to choose."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    allowed = os.sched_getaffinity(0)
+    servers = set()
+    for pid in listener_of(port):
+        try:
+            servers |= os.sched_getaffinity(pid)
+        except OSError:
+            continue
+    outside = allowed - servers
+    if servers and outside:
+        return sorted(outside)[-2:]
+    if len(allowed) < 4:
+        return []
+    before = _busy()
+    time.sleep(look_s)
+    after = _busy()
+    cores = {}
+    for cpu in allowed:
+        siblings = b"".join(_lines("/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list" % cpu)) or b"%d" % cpu
+        cores.setdefault(siblings, []).append(cpu)
+    load = {name: sum(after.get(cpu, 0) - before.get(cpu, 0) for cpu in cpus) for name, cpus in cores.items()}
+    # Of equally quiet ones the last: device interrupts and launchers prefer the first.
+    return sorted(min(cores.items(), key=lambda core: (load[core[0]], -max(core[1])))[1])
+
+
+def _busy():
+    """Clock ticks that each CPU was not idle."""
+    found = {}
+    for line in _lines("/proc/stat"):
+        words = line.split()
+        if words and re.fullmatch(rb"cpu\d+", words[0]):
+            ticks = [int(word) for word in words[1:9]]
+            found[int(words[0][3:])] = sum(ticks) - ticks[3] - ticks[4]
+    return found
+
+
+def counters_of(text):
+    """(prompt tokens, generated tokens) that a metrics page says were counted since the server started; None for what it does
+    not say."""
+    sums = {}
+    for name, value in COUNTER.findall(text):
+        name = b"generation_tokens" if name == b"tokens_predicted" else name
+        sums[name] = sums.get(name, 0.0) + float(value)
+    return sums.get(b"prompt_tokens"), sums.get(b"generation_tokens")
+
+
 # ---------------------------------------------------------------------------------------------------------- connections
 
 
-class Request:
-    __slots__ = ("first_wave", "index", "max_tokens", "retried", "scheduled", "sent")
+class Session:
+    """One conversation: ``said`` alternates between what was asked and what was answered."""
 
-    def __init__(self, index, max_tokens, scheduled, first_wave):
+    __slots__ = ("number", "over", "said", "turn")
+
+    def __init__(self, number):
+        self.number, self.turn, self.said, self.over = number, 0, [], False
+
+
+class Request:
+    """``row``: which entry of the job's list this is, and in which lap; None where all are alike."""
+
+    __slots__ = ("first_wave", "index", "lap", "max_tokens", "retried", "row", "said", "sampled", "scheduled", "sent", "session")
+
+    def __init__(self, index, max_tokens, scheduled, first_wave, session=None):
         self.index, self.max_tokens, self.scheduled, self.first_wave = index, max_tokens, scheduled, first_wave
-        self.sent, self.retried = 0.0, False
+        self.sent, self.retried, self.session, self.sampled = 0.0, False, session, False
+        self.row, self.said, self.lap = None, None, 0
 
 
 class Connection(asyncio.Protocol):
     """One keep-alive connection and the request that is in flight on it."""
 
-    __slots__ = ("clock", "failures", "generator", "heard", "opening", "request", "response", "served", "transport")
+    __slots__ = ("clock", "failures", "generator", "opening", "request", "response", "served", "session", "transport")
 
     def __init__(self, generator):
         self.generator, self.clock = generator, generator.clock
-        self.transport = self.request = self.response = None
-        self.heard, self.served, self.failures, self.opening = 0.0, 0, 0, False
+        self.transport = self.request = self.response = self.session = None
+        self.served, self.failures, self.opening = 0, 0, False
 
     def connection_made(self, transport):
         self.transport, self.served = transport, 0
@@ -560,7 +733,7 @@ class Connection(asyncio.Protocol):
         self.request, self.response = request, self.generator.reader(self.generator.dialect)
         self.response.kept = self.generator.kept_body(request)
         message = self.generator.message(request)
-        self.heard = request.sent = time.monotonic()
+        request.sent = time.monotonic()
         self.transport.write(message)
 
     def data_received(self, data):
@@ -569,7 +742,6 @@ class Connection(asyncio.Protocol):
         if response is None:
             self.transport.abort()  # bytes without a request: the connection cannot be trusted any more
             return
-        self.heard = now
         response.feed(data, now)
         if response.finished:
             self._finish(now)
@@ -627,12 +799,26 @@ class Generator:
         self.dialect = Dialect(self.api)
         self.reader = StampedResponse if job.get("stamped") else Response
         self.prompts = Prompts(**job["prompts"])
+        self.rows, self.period = job.get("requests") or [], float(job.get("period_s") or 0.0) / self.scale
+        self.conversations, self.turns = job.get("conversations") or [], int(job.get("turns", 1))
+        self.think = float(job.get("think_s", 0.0)) / self.scale
+        self.kind = job.get("arrival", "poisson")
+        self.burst = int(job.get("burst_size", 1))
+        if self.turns > 1 and not self.conversations and self.api not in ("chat", "completions"):
+            raise ValueError("conversations need the chat or completions API, not %s" % self.api)
         self.warmup_min = float(job["warmup_min_s"]) / self.scale
         self.warmup_max = max(self.warmup_min, float(job["warmup_max_s"]) / self.scale)
         self.window = float(job["window_s"]) / self.scale
         self.stall = float(job.get("stall_s") or max(60.0, float(job["warmup_max_s"]))) / self.scale
         self.connect_timeout = float(job.get("connect_timeout_s", 10.0))
         self.rate = float(job["rate_per_s"]) * self.scale if job.get("rate_per_s") else None
+        if self.kind == "trace":
+            if not self.rows or not self.period > 0:
+                raise ValueError("arrivals after a trace need its requests and its period")
+            self.rate = len(self.rows) / self.period
+        elif self.rate is None and self.kind != "poisson":
+            raise ValueError("%s arrivals need a rate" % self.kind)
+        self.drain = float(job.get("drain_s", 0.0)) / self.scale
         self.max_connections = int(job.get("max_connections", 4096))
         # Windows of 5 s when the warm-up is at least 30 s; a short warm-up is cut into as many.
         self.bin = (
@@ -645,6 +831,9 @@ class Generator:
         self.tokens = [0.0] * SUB_WINDOWS
         self.arrivals = [0] * SUB_WINDOWS
         self.lags = []
+        self.arrived = self.sessions = self.tokens_finished = self.prompt_finished = self.chunks_partial = 0
+        self.counters = []
+        self.cpus, self.closing = job.get("cpus") or [], False
         self.index = self.sent = self.sent_window = self.reconnects = self.streak = self.cut = self.in_flight = 0
         self.usage_missing = self.finished_ok = self.counted_chunks = self.counted_tokens = self.counted_in_window = 0
         self.began = self.window_from = self.window_to = self.last_good = 0.0
@@ -669,7 +858,10 @@ class Generator:
         base = url.path.rstrip("/")
         if base.endswith("/v1"):
             base = base[:-3]
-        path = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "generate": "/generate"}[self.api]
+        paths = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "generate": "/generate", "llamacpp": "/completion"}
+        if self.api not in paths:
+            raise ValueError("there is no API called %s; there are %s" % (self.api, ", ".join(sorted(paths))))
+        path = paths[self.api]
         host = "[%s]" % self.host if ":" in self.host else self.host
         lines = [
             "POST %s%s HTTP/1.1" % (base, path),
@@ -679,30 +871,70 @@ class Generator:
             "Accept-Encoding: identity",
             "User-Agent: optimize-loadgen/%d" % VERSION,
         ]
-        variable = self.job.get("api_key_env")
-        if variable:
-            key = os.environ.get(variable, "")
-            if not key or any(ord(c) < 33 or ord(c) > 126 for c in key):
-                raise ValueError("the environment variable %s holds no usable API key here" % variable)
-            lines.append("Authorization: Bearer %s" % key)
+        if self.job.get("keep_alive") is False:
+            lines.append("Connection: close")
+        self.key = self._key()
+        bearer = "Authorization: Bearer %s" % self.key
+        if self.key:
+            lines.append(bearer)
         self.head = ("\r\n".join(lines) + "\r\nContent-Length: ").encode("ascii")
+        asked = ["GET %s%s HTTP/1.1" % (base, self.job.get("metrics_path") or "/metrics"), lines[1], "Accept-Encoding: identity"]
+        asked += ["Connection: close"] + ([bearer] if self.key else [])
+        self.metrics_request = ("\r\n".join(asked) + "\r\n\r\n").encode("ascii")
+
+    def _key(self):
+        """The API key: of the environment variable that the job names, else of the server itself."""
+        variable = self.job.get("api_key_env")
+        key = os.environ.get(variable, "") if variable else ""
+        if not key and self.job.get("api_key_of_server"):
+            key = key_of_server(self.port) or ""
+            variable = variable if key else None
+        if (variable and not key) or any(ord(c) < 33 or ord(c) > 126 for c in key):
+            raise ValueError("the environment variable %s holds no usable API key here" % variable)
+        return key
+
+    def ask(self, request):
+        """What is said in this request; of a conversation also what was said before. A list of texts that alternate between
+        user and model, the last one the user's."""
+        session, row = request.session, request.row
+        lap, tokens, blocks = request.lap, None, None
+        if row is not None:
+            tokens, blocks = row[0], row[3] if len(row) > 3 else None
+        if session is None:
+            return [self.prompts.text(request.index, tokens, blocks, lap)]
+        if self.conversations:
+            text = self.conversations[session.number % len(self.conversations)][session.turn][0]
+            if session.turn == 0:  # recorded words are the same in every run: only a head of its own keeps a cache out
+                text = self.prompts.text(session.number, HEAD_TOKENS, opening=False) + "\n" + text
+        else:
+            text = self.prompts.text(request.index, tokens, opening=session.turn == 0)
+        return [*session.said, text]
 
     def message(self, request):
-        prompt = self.prompts.text(request.index)
+        if request.said is None:  # once: a request may be sent again on a fresh connection
+            request.said = self.ask(request)
+        said = request.said
+        prompt = said[0] if len(said) == 1 else "\n".join(said)
         model = self.job.get("model")
+        eos = self.job.get("ignore_eos", True)
         if self.api == "generate":
             body = {
                 "text": prompt,
-                "sampling_params": {"max_new_tokens": request.max_tokens, "temperature": 0, "ignore_eos": True},
+                "sampling_params": {"max_new_tokens": request.max_tokens, "temperature": 0, "ignore_eos": eos},
                 "stream": True,
             }
+        elif self.api == "llamacpp":
+            body = {"prompt": prompt, "n_predict": request.max_tokens, "temperature": 0, "ignore_eos": eos, "stream": True}
         else:
             body = {"model": model} if model else {}
             if self.api == "chat":
-                body["messages"] = [{"role": "user", "content": prompt}]
+                roles = ("user", "assistant")
+                body["messages"] = [{"role": roles[at % 2], "content": text} for at, text in enumerate(said)]
             else:
                 body["prompt"] = prompt
-            body.update(max_tokens=request.max_tokens, temperature=0, ignore_eos=True, stream=True)
+            body.update(max_tokens=request.max_tokens, temperature=0, stream=True)
+            if eos:  # an extension of the engines; a strict server refuses a field that it does not know
+                body["ignore_eos"] = True
             body["stream_options"] = {"include_usage": True}
         body.update(self.job.get("extra_body") or {})
         data = json.dumps(body, separators=(",", ":")).encode("ascii")
@@ -710,15 +942,56 @@ class Generator:
 
     # -- offering load
 
-    def _new_request(self, scheduled, first_wave=None):
-        tokens = self.output_tokens
+    def _new_request(self, scheduled, first_wave=None, session=None):
+        tokens, row, lap = self.output_tokens, None, 0
+        if self.rows:
+            lap, at = divmod(self.index, len(self.rows))
+            row = self.rows[at]
+            tokens = row[1]
+        if session is not None and self.conversations:
+            tokens = self.conversations[session.number % len(self.conversations)][session.turn][2]
+        asked = tokens
         if first_wave is not None:
             # The first wave is cut to lengths spread over the range, else c requests run in lock-step for ever: all
             # prefill together, all decode together. These requests lie in the warm-up and count for no latency.
             tokens = max(1, round(tokens * (first_wave + 1) / float(self.concurrency)))
-        request = Request(self.index, tokens, scheduled, first_wave is not None and tokens != self.output_tokens)
+        request = Request(self.index, tokens, scheduled, first_wave is not None and tokens != asked, session)
+        request.row, request.lap = row, lap
         self.index += 1
         return request
+
+    def _new_session(self):
+        """The next conversation; None where requests stand alone."""
+        if self.turns <= 1 and not self.conversations:
+            return None
+        self.sessions += 1
+        return Session(self.sessions - 1)
+
+    def _answered(self, request, response):
+        """A turn is over: what comes next is asked after what was answered. Recorded answers are taken from the record, so
+        that every arm is asked the same."""
+        session = request.session
+        if session is None:
+            return
+        session.turn += 1
+        turns = self.turns
+        if self.conversations:
+            turns = len(self.conversations[session.number % len(self.conversations)])
+        session.over = response.failure is not None or session.turn >= turns
+        if session.over:
+            return
+        if self.conversations:
+            answer = self.conversations[session.number % len(self.conversations)][session.turn - 1][1]
+        else:
+            answer = "".join(pieces_of(b"".join(response.kept or ())))
+        session.said = [*request.said, answer]
+
+    def _pause(self, session):
+        """Seconds of thought before the next request: exponential, drawn from the seed and the place in the order of things."""
+        if not self.think:
+            return 0.0
+        place = self.index if session is None else "%d/%d" % (session.number, session.turn)
+        return random.Random("think/%s/%s" % (self.prompts.seed, place)).expovariate(1.0 / self.think)
 
     def _give(self, connection, request):
         self.in_flight += 1
@@ -787,20 +1060,36 @@ class Generator:
         """An idle connection went away; the next request opens a new one."""
 
     def _next(self, connection):
-        if self.done.is_set():
+        if self.done.is_set() or self.closing:
             return
         if self.rate is None:
-            self._give(connection, self._new_request(time.monotonic()))
+            session = connection.session
+            if session is None or session.over:
+                session = connection.session = self._new_session()
+            pause = self._pause(session)
+            if pause:
+                self.loop.call_later(pause, self._ask_next, connection, session)
+            else:
+                self._ask_next(connection, session)
         elif self.backlog:
             self._give(connection, self.backlog.pop(0))
         else:
             self.idle.append(connection)
 
+    def _ask_next(self, connection, session):
+        if not self.done.is_set() and not self.closing:
+            self._give(connection, self._new_request(time.monotonic(), session=session))
+
     def _arrive(self, at):
         """Open loop: one request is due now; the next one is scheduled by the clock, however late we are."""
-        if self.done.is_set():
+        if self.done.is_set() or self.closing:
             return
-        request = self._new_request(at)
+        self._offer(self._new_request(at, session=self._new_session()))
+        due = at + self._gap()
+        self.loop.call_later(max(0.0, due - time.monotonic()), self._arrive, due)
+
+    def _offer(self, request):
+        """Open loop: on an idle connection, on a new one, or when one becomes free."""
         if self.idle:
             self._give(self.idle.pop(), request)
         elif len(self.connections) < self.max_connections:
@@ -809,8 +1098,25 @@ class Generator:
             self._give(connection, request)
         else:
             self.backlog.append(request)
-        due = at + self.arrival.expovariate(self.rate)
-        self.loop.call_later(max(0.0, due - time.monotonic()), self._arrive, due)
+
+    def _gap(self):
+        """Seconds from the last arrival to the next one."""
+        self.arrived += 1
+        if self.kind == "constant":
+            return 1.0 / self.rate
+        if self.kind == "burst":
+            return self.arrival.expovariate(self.rate / self.burst) if self.arrived % self.burst == 0 else 0.0
+        if self.kind == "trace":
+            at = self.arrived % len(self.rows)
+            wrapped = self.period if at == 0 else 0.0
+            return max(0.0, wrapped + (self.rows[at][2] - self.rows[at - 1][2]) / self.scale)
+        return self.arrival.expovariate(self.rate)
+
+    def _go_on(self, session):
+        """Open loop: the next turn of a conversation comes when its user has thought."""
+        pause = self._pause(session)
+        due = time.monotonic() + pause
+        self.loop.call_later(pause, lambda: None if self.done.is_set() or self.closing else self._offer(self._new_request(due, session=session)))
 
     # -- what came back
 
@@ -819,8 +1125,9 @@ class Generator:
         prompt, output, cached = response.usage() if response.failure is None else (None, None, None)
         if response.failure is None and not response.counts and not output:
             response.fail("bad_sse", "a stream without any text or usage")
-        if response.kept and response.failure is None:
+        if request.sampled and response.kept and response.failure is None:
             self.kept.append(b"".join(response.kept))
+        self._answered(request, response)
         inside = self.window_from and now < self.window_to
         if response.failure is not None:
             self._failure(response, inside)
@@ -839,20 +1146,23 @@ class Generator:
         self._account(request, response, now, prompt, output, cached)
         if response.failure is None:
             self._next(connection)
+            if self.rate is not None and request.session is not None and not request.session.over:
+                self._go_on(request.session)
 
     def kept_body(self, request):
         """A list for the body of one of the first full-length answers; None for all others."""
-        if self.api == "generate" or request.first_wave or self.granted >= KEPT_ANSWERS:
-            return None
-        self.granted += 1
-        return []
+        request.sampled = self.api != "generate" and not request.first_wave and self.granted < KEPT_ANSWERS
+        self.granted += request.sampled
+        follows = request.session is not None and not self.conversations  # the next turn quotes this answer
+        return [] if request.sampled or follows else None
 
     def _failure(self, response, inside):
         self.errors[response.failure] = self.errors.get(response.failure, 0) + 1
         if inside:
             self.errors_window[response.failure] = self.errors_window.get(response.failure, 0) + 1
         if len(self.examples) < 20 and response.failure not in self.examples:
-            self.examples[response.failure] = ("%s: %s" % (response.failure, response.detail))[:300]
+            detail = "%s: %s" % (response.failure, response.detail)
+            self.examples[response.failure] = (detail.replace(self.key, "<the API key>") if self.key else detail)[:300]
 
     def _account(self, request, response, now, prompt, output, cached, cut=False):
         """Book one request: finished well, failed, or cut at the end of the window (then its usage is unknown)."""
@@ -863,7 +1173,11 @@ class Generator:
             times, counts = response.other_times, [1] * len(response.other_times)
         chunks = sum(counts)
         ok = response.failure is None and not cut
-        if ok:
+        if not ok:
+            self.chunks_partial += chunks
+        else:
+            self.tokens_finished += chunks if output is None else output
+            self.prompt_finished += prompt or 0
             if output is None:
                 self.usage_missing += 1
             elif chunks:
@@ -881,7 +1195,7 @@ class Generator:
         if (ok and w0 <= now < w1) or (first is not None and (cut or w0 <= first < w1)):
             last = times[-1] if times else None
             ended = None if cut else now
-            state = (int(request.first_wave), int(ok))
+            state = (int(request.first_wave), int(ok), request.max_tokens)
             self.records.append(
                 (request.scheduled, request.sent, first, last, ended, chunks, output, prompt, cached, *state)
             )
@@ -921,18 +1235,62 @@ class Generator:
             self.gave_up = "the name %s does not resolve: %s" % (self.host, error)
             self.errors["unreachable"] = 1
             return self.summary()
+        await self._read_counters()
         self.began = self.last_good = time.monotonic()
         if self.rate is None:
             for position in range(self.concurrency):
                 connection = Connection(self)
                 self.connections.append(connection)
                 first_wave = position if self.warmup_max else None
-                self._give(connection, self._new_request(self.began, first_wave))
+                connection.session = self._new_session()
+                self._give(connection, self._new_request(self.began, first_wave, connection.session))
         else:
-            self._arrive(self.began)
+            first = self.began + (self.rows[0][2] / self.scale if self.kind == "trace" else 0.0)
+            self.loop.call_later(max(0.0, first - time.monotonic()), self._arrive, first)
         await self._ticks()
+        if self.drain and not self.gave_up:
+            await self._drain()
         self._cut()
+        if self.counters:
+            await asyncio.sleep(DRAIN_S)
+            await self._read_counters()
         return self.summary()
+
+    async def _drain(self):
+        """Offer nothing more, and let what is under way come to its end."""
+        self.closing = True
+        until = time.monotonic() + self.drain
+        while self.in_flight and not self.done.is_set() and time.monotonic() < until:
+            await asyncio.sleep(TICK_S)
+            self._expire(time.monotonic())
+
+    async def _read_counters(self):
+        """The page with the server's own counters, kept as it is: it is read when nothing is measured any more. A server
+        without one is asked once."""
+        if not self.job.get("metrics_path"):
+            return
+        try:
+            self.counters.append(await asyncio.wait_for(self._metrics_page(), 5.0))
+        except (OSError, asyncio.TimeoutError, TimeoutError, asyncio.IncompleteReadError):
+            self.counters = []
+
+    async def _metrics_page(self):
+        name = self.host if self.tls else None
+        reader, writer = await asyncio.open_connection(self.address[4][0], self.port, ssl=self.tls, server_hostname=name)
+        try:
+            writer.write(self.metrics_request)
+            page = b""
+            while len(page) < MAX_EVENT_BYTES:
+                data = await reader.read(1 << 16)
+                if not data:
+                    break
+                page += data
+            head, _, body = page.partition(b"\r\n\r\n")
+            if b" 200 " not in head.split(b"\r\n")[0] + b" ":
+                raise OSError("no metrics page")
+            return _unchunked(body) if b"transfer-encoding: chunked" in head.lower() else body
+        finally:
+            writer.close()
 
     async def _ticks(self):
         tick = max(0.002, min(TICK_S, self.bin / 5.0, self.window / 50.0))
@@ -978,6 +1336,7 @@ class Generator:
                         "phase": "window" if self.window_from else "warmup",
                         "elapsed_s": round((now - (self.window_from or self.began)) * self.scale, 2),
                         "chunks_per_s": round(rate, 1),
+                        "tokens_per_s": round(rate * self._per_chunk(), 1),
                         "in_flight": self.in_flight,
                         "ok": self.finished_ok,
                         "failed": sum(self.errors.values()),
@@ -993,8 +1352,9 @@ class Generator:
 
     def _expire(self, now):
         for connection in self.connections:
-            if connection.response is not None and now - connection.heard > self.stall:
-                connection.expire("timeout", "nothing came for %.0f s" % (self.stall * self.scale))
+            response = connection.response
+            if response is not None and now - response.heard(connection.request.sent) > self.stall:
+                connection.expire("timeout", "no token came for %.3g s" % (self.stall * self.scale))
 
     def _stop(self, reason):
         if not self.gave_up:
@@ -1025,10 +1385,31 @@ class Generator:
 
     # -- the result
 
+    def _per_chunk(self):
+        """Tokens per chunk of the run so far; 1 until a request has ended."""
+        return self.counted_tokens / float(self.counted_chunks) if self.counted_chunks else 1.0
+
+    def counted(self):
+        """What the server's own counters say about the whole run, warm-up included, beside what came here: tokens of requests
+        that ended, and of those that were cut or failed. None where it has no counters."""
+        if len(self.counters) != 2:
+            return None
+        before, after = counters_of(self.counters[0]), counters_of(self.counters[1])
+        if after[1] is None or before[1] is None:
+            return None
+        prompt = None if before[0] is None or after[0] is None else after[0] - before[0]
+        return {
+            "generated": after[1] - before[1],
+            "prompt": prompt,
+            "finished": self.tokens_finished,
+            "partial": round(self.chunks_partial * self._per_chunk(), 1),
+            "prompt_finished": self.prompt_finished,
+        }
+
     def summary(self):
         """Emit the requests and then the summary; the summary is also returned."""
         scale, w0 = self.scale, self.window_from
-        fields = "scheduled sent first last ended chunks output prompt cached first_wave ok".split()
+        fields = "scheduled sent first last ended chunks output prompt cached first_wave ok asked".split()
 
         def since(t):
             return None if t is None else round((t - w0) * scale, 6)
@@ -1036,7 +1417,7 @@ class Generator:
         for record in self.records:
             self.emit({"t": "r", "v": [since(t) for t in record[:5]] + list(record[5:])})
         measured = max(1e-9, min(self.window_to, self.ended) - w0) if w0 else 0.0
-        per_chunk = self.counted_tokens / float(self.counted_chunks) if self.counted_chunks else None
+        per_chunk = self._per_chunk() if self.counted_chunks else None
         tokens = [t + a * (per_chunk or 1.0) for t, a in zip(self.tokens, self.arrivals)]
         lags, delays = sorted(self.lags), sorted(self.dialect.delays)
         passed = self.ended - w0 if w0 else 0.0
@@ -1046,7 +1427,10 @@ class Generator:
             "version": VERSION,
             "fields": fields,
             "concurrency": self.concurrency,
-            "rate_per_s": self.job.get("rate_per_s"),
+            "rate_per_s": self.rate / scale if self.rate else None,
+            "arrival": self.kind if self.rate else "closed",
+            "cpus": self.cpus,
+            "counters": self.counted(),
             "time_scale": scale,
             "steady": self.steady,
             "warmup_s": round(((w0 or self.ended) - self.began) * scale, 4),
@@ -1090,6 +1474,19 @@ class Generator:
         return out
 
 
+def _unchunked(body):
+    """A body in chunks, put together."""
+    parts = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        count = int(size.split(b";")[0] or b"0", 16)
+        if not count:
+            break
+        parts.append(body[:count])
+        body = body[count + 2 :]
+    return b"".join(parts)
+
+
 def _boot_clock():
     """Seconds since boot with suspend included (Linux), so that a sleep in the window shows."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
@@ -1128,10 +1525,13 @@ def run_job(job, emit=_emit):
     except ImportError:
         selector = WakeSelector()
         loop, clock = asyncio.SelectorEventLoop(selector), selector.clock
-    if job.get("cpus"):
-        os.sched_setaffinity(0, set(job["cpus"]))
+    generator = Generator(job, emit, clock)
+    if generator.cpus == "auto":
+        generator.cpus = cpus_away_from(generator.port)
+    if generator.cpus:
+        os.sched_setaffinity(0, set(generator.cpus))
     try:
-        return loop.run_until_complete(Generator(job, emit, clock).run())
+        return loop.run_until_complete(generator.run())
     finally:
         left = asyncio.all_tasks(loop)  # connections that were still being made when the window ended
         for task in left:

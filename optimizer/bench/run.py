@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optimizer.bench.workload import declared_cached_share, job_prompts
+from optimizer.bench.workload import declared_cached_share, job_prompts, offered
 from optimizer.errors import OptimizerError, UsageError
 from optimizer.model.evidence import Fact
 from optimizer.model.measurement import Invalidity, LoadPoint, ValidityCode
@@ -22,6 +22,8 @@ CACHED_TOLERANCE = 0.02
 CHAT_TEMPLATE_TOKENS = 64
 CPU_SHARE_LIMIT = 0.8
 LAG_SHARE_LIMIT = 0.10
+COUNTED_TOLERANCE = 0.01  # between what the engine counted and what came here
+IN_FLIGHT_TOKENS = 32  # of one request: made by the server when we hung up, not read any more
 CLOCK_STEP_LIMIT_S = 1.0
 
 
@@ -38,13 +40,19 @@ def build_job(
     api_key_env: str | None = None,
     rate_per_s: float | None = None,
     native_generate: bool = False,
-    cpus: Sequence[int] = (),
+    cpus: Sequence[int] | str = (),
+    beside_server: bool = False,
+    metrics_path: str | None = None,
+    ca_file: str | None = None,
+    max_connections: int | None = None,
 ) -> dict[str, Any]:
     """The JSON object that ``loadgen.py`` reads from its stdin, on one line.
 
-    Times are server seconds; ``rate_per_s`` (requests per server second) makes it an open loop with Poisson arrivals.
-    ``api_key_env`` names an environment variable of the load generator's process: the key itself never lies in a job.
-    ``cpus`` pins the process.
+    Times are server seconds; ``rate_per_s`` (requests per server second) replaces the workload's and makes it an open loop,
+    with Poisson arrivals unless the workload says otherwise. ``api_key_env`` names an environment variable of the load
+    generator's process: the key itself never lies in a job. ``beside_server``: it runs on the server's machine, asks the
+    server's own process for its API key, and keeps off its CPUs. ``cpus`` pins the process to these. ``metrics_path``:
+    where the server's own token counters are read, before and after the load.
     """
     if not time_scale > 0:
         raise UsageError(
@@ -62,12 +70,19 @@ def build_job(
         "window_s": window_s,
         "time_scale": time_scale,
     }
+    job |= offered(workload, seed)
     if api_key_env:
         job["api_key_env"] = api_key_env
     if rate_per_s is not None:
         job["rate_per_s"] = rate_per_s
+        job.setdefault("arrival", "poisson")
+    if beside_server:
+        job |= {"api_key_of_server": True, "cpus": "auto"}
     if cpus:
-        job["cpus"] = list(cpus)
+        job["cpus"] = cpus if isinstance(cpus, str) else list(cpus)
+    for name, value in (("metrics_path", metrics_path), ("ca_file", ca_file), ("max_connections", max_connections)):
+        if value is not None:
+            job[name] = value
     return job
 
 
@@ -76,7 +91,9 @@ def longest_s(job: Mapping[str, Any]) -> float:
     to give it."""
     scale = float(job.get("time_scale", 1.0))
     return (
-        (float(job["warmup_max_s"]) + float(job["window_s"])) / scale + float(job.get("connect_timeout_s", 10.0)) + 30.0
+        (float(job["warmup_max_s"]) + float(job["window_s"]) + float(job.get("drain_s", 0.0))) / scale
+        + float(job.get("connect_timeout_s", 10.0))
+        + 30.0
     )
 
 
@@ -207,14 +224,37 @@ class _Point:
         if mean is not None:
             metrics["output_tokens_per_s_rel_se"] = mean.relative_se
         ttft = [(row["first"] - row["scheduled"]) * 1000 for row in self.first if not row["first_wave"]]
-        _add(metrics, "ttft", ttft)
-        _add(metrics, "tpot", self._tpot())
-        _add(metrics, "e2e", [(row["ended"] - row["scheduled"]) * 1000 for row in self.full])
+        wanted = sorted({*tail.PERCENTILES, *self.workload.percentiles})
+        _add(metrics, "ttft", ttft, wanted)
+        _add(metrics, "tpot", self._tpot(), wanted)
+        _add(metrics, "e2e", [(row["ended"] - row["scheduled"]) * 1000 for row in self.full], wanted)
+        if self.workload.limits and asked:
+            good = sum(self._good(row) for row in self.ended)
+            metrics["goodput_per_s"] = good / self.window_s
+            metrics["good_share"] = good / asked
+        counted = self.summary.get("counters")
+        if counted is not None and counted["generated"] > 0:
+            metrics["engine_tokens_ratio"] = self._nearest(counted) / counted["generated"]
         if self._held_back():
             self.notes.append("the server holds its text back and sends an answer in a few pieces: no token times can be stated")
         else:
-            _add_histogram(metrics, "itl", self.summary["itl_ms"])
+            _add_histogram(metrics, "itl", self.summary["itl_ms"], wanted)
         return metrics
+
+    def _good(self, row: Mapping[str, Any]) -> bool:
+        """Whether this request kept every limit of the workload's ``slo``."""
+        seen: dict[str, float | None] = {"e2e": (row["ended"] - row["scheduled"]) * 1000, "ttft": None, "tpot": None}
+        if row["first"] is not None:
+            seen["ttft"] = (row["first"] - row["scheduled"]) * 1000
+            seen["tpot"] = _request_tpot(row) if row["chunks"] > 1 and row["output"] else 0.0
+        return all((value := seen[bound.metric]) is not None and bound.holds(value) for bound in self.workload.limits)
+
+    @staticmethod
+    def _nearest(counted: Mapping[str, float]) -> float:
+        """Tokens of ours to hold against the engine's counter: some engines count a token when it is made, some count a request
+        when it ends, and then leave out what was cut."""
+        ours = (counted["finished"], counted["finished"] + counted["partial"])
+        return min(ours, key=lambda tokens: abs(tokens - counted["generated"]))
 
     def _held_back(self) -> bool:
         """Most answers came in pieces of more tokens than any stream interval or draft explains."""
@@ -235,7 +275,7 @@ class _Point:
         values = []
         for row in self.full:
             if row["chunks"] > 1 and row["output"]:
-                values.append((row["last"] - row["first"]) * 1000 / (row["output"] * (1 - 1 / row["chunks"])))
+                values.append(_request_tpot(row))
         if len(values) >= tail.MEDIAN_NEEDS:
             return values
         per_chunk = self.summary["tokens_per_chunk"] or 1.0
@@ -264,14 +304,9 @@ class _Point:
                 ValidityCode.USAGE_MISSING,
                 f"{summary['usage_missing']} of {summary['finished_ok']} answers carried no usage; chunks were counted",
             )
-        if lengths:
-            mean = sum(lengths) / len(lengths)
-            if abs(mean / self.workload.output_tokens - 1) > OUTPUT_TOLERANCE:
-                self._reject(
-                    ValidityCode.OUTPUT_LENGTH,
-                    f"{mean:.1f} output tokens on average, asked for {self.workload.output_tokens}",
-                )
+        self._output_length(lengths)
         self._cached(mean_prompt)
+        self._counted()
         self._client(metrics)
         self._steady(windows)
         if summary["clock_step_real_s"] > CLOCK_STEP_LIMIT_S:
@@ -287,6 +322,34 @@ class _Point:
                     ValidityCode.OVER_SATURATED,
                     f"requests in flight and TTFT both grew at {summary['rate_per_s']:g} requests/s",
                 )
+
+    def _output_length(self, lengths: Sequence[int]) -> None:
+        """The same work in every arm: as many tokens as were asked for, on average over the requests that ended."""
+        if not lengths or not self.workload.ignore_eos:
+            return
+        rows = [row for row in self.full if row["output"] is not None]
+        asked = sum(row.get("asked", self.workload.output_tokens) for row in rows) / len(rows)
+        mean = sum(lengths) / len(lengths)
+        if abs(mean / asked - 1) > OUTPUT_TOLERANCE:
+            self._reject(ValidityCode.OUTPUT_LENGTH, f"{mean:.1f} output tokens on average, asked for {asked:g}")
+
+    def _counted(self) -> None:
+        """The engine's own counters over the whole run. More than came here: somebody else asked as well. Fewer: its counters
+        leave something out (several servers behind one address), which is only said."""
+        counted = self.summary.get("counters")
+        if counted is None or not counted["generated"]:
+            return
+        generated, ours = counted["generated"], self._nearest(counted)
+        slack = IN_FLIGHT_TOKENS * (self.concurrency + self.summary["cut"])
+        if abs(generated - ours) <= COUNTED_TOLERANCE * ours + (slack if counted["partial"] else 0):
+            return
+        if generated > ours:
+            self._reject(
+                ValidityCode.FOREIGN_TRAFFIC,
+                f"the engine counted {generated:,.0f} generated tokens during this run, {ours:,.0f} of them were asked for here",
+            )
+        else:
+            self.notes.append(f"the engine counted {generated:,.0f} generated tokens during this run, {ours:,.0f} came here by its usage")
 
     def _reject(self, code: ValidityCode, detail: str) -> None:
         self.invalid.append(Invalidity(code=code, detail=detail))
@@ -360,25 +423,34 @@ class _Point:
                 )
 
 
-def _add(metrics: dict[str, float], name: str, samples: Sequence[float]) -> None:
-    for percentile, value in tail.percentiles(samples).items():
-        metrics[f"{name}_p{percentile}_ms"] = value
+def _request_tpot(row: Mapping[str, Any]) -> float:
+    """Time per output token of one request, in ms; see ``_Point._tpot``."""
+    return float((row["last"] - row["first"]) * 1000 / (row["output"] * (1 - 1 / row["chunks"])))
+
+
+def _add(metrics: dict[str, float], name: str, samples: Sequence[float], wanted: Sequence[float]) -> None:
+    ordered = sorted(samples)
+    for percentile in wanted:
+        if tail.supported(percentile, len(ordered)):
+            metrics[f"{name}_p{percentile:g}_ms"] = tail.quantile(ordered, percentile)
     bound = tail.upper_bound(samples, 99)
     if bound is not None:
         metrics[f"{name}_p99_upper_ms"] = bound  # "p99 is at most this", at 99 % confidence
 
 
-def _add_histogram(metrics: dict[str, float], name: str, bins: Sequence[Sequence[float]]) -> None:
+def _add_histogram(
+    metrics: dict[str, float], name: str, bins: Sequence[Sequence[float]], percentiles: Sequence[float]
+) -> None:
     """Percentiles of the gaps between arrivals; a read that brought several chunks is one arrival."""
     total = sum(int(count) for _, count in bins)
-    for percentile in tail.PERCENTILES:
+    for percentile in percentiles:
         if not tail.supported(percentile, total):
             continue
         wanted, seen = percentile / 100 * total, 0
         for value, count in bins:
             seen += int(count)
             if seen >= wanted:
-                metrics[f"{name}_p{percentile}_ms"] = float(value)
+                metrics[f"{name}_p{percentile:g}_ms"] = float(value)
                 break
 
 

@@ -17,13 +17,15 @@ RATES = {
     "total_tps": "total_tokens_per_s",
     "rps": "requests_per_s",
     "req/s": "requests_per_s",
+    "goodput": "goodput_per_s",
 }
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
-UNITS = {"output_tokens_per_s": "tok/s", "total_tokens_per_s": "tok/s", "requests_per_s": "req/s", "error_rate": "ratio"}
+UNITS = {"output_tokens_per_s": "tok/s", "total_tokens_per_s": "tok/s", "requests_per_s": "req/s", "goodput_per_s": "req/s", "error_rate": "ratio"}
 EXAMPLES = "Examples: --target 1000tps, --target 1000tps@16, --target 1000tps@16,ttft.p99<500ms"
 
-_RATE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][0-9]{1,2})?)\s*(?P<unit>total_tps|tps|tok/s|rps|req/s)(?:@(?P<at>[0-9]+))?")
-_LATENCY = re.compile(r"(?P<name>ttft|tpot|itl|e2e)(?:\.p(?P<q>50|90|95|99))?\s*<=?\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>ms|s)(?:@(?P<at>[0-9]+))?")
+_RATE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][0-9]{1,2})?)\s*(?P<unit>total_tps|tps|tok/s|rps|req/s|goodput)(?:@(?P<at>[0-9]+))?")
+_LATENCY = re.compile(r"(?P<name>ttft|tpot|itl|e2e)(?:\.p(?P<q>[1-9][0-9]?(?:\.[0-9]{1,2})?))?\s*<=?\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>ms|s)(?:@(?P<at>[0-9]+))?")
+_PERCENTILE = re.compile(r"(?:ttft|tpot|itl|e2e)_p([0-9.]+)_ms")
 _ERRORS = re.compile(r"error_rate\s*<=?\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>%?)")
 
 
@@ -63,6 +65,12 @@ class Target(Frozen):
         return tuple(bound for bound in self.bounds if bound is not self.primary)
 
 
+def percentile_of(metric: str) -> float | None:
+    """The percentile in a metric's name, 99.9 for ``ttft_p99.9_ms``; None where it has none."""
+    match = _PERCENTILE.fullmatch(metric)
+    return float(match[1]) if match else None
+
+
 def unit_of(metric: str) -> str:
     """Unit of a metric name: latencies end in ``_ms``."""
     return "ms" if metric.endswith("_ms") else UNITS.get(metric, "")
@@ -94,7 +102,7 @@ def _parse_part(part: str) -> tuple[Bound, int | None]:
         bound = Bound(metric=RATES[match["unit"]], direction="at_least", value=_positive(part, match["number"], 1.0))
     elif match := _LATENCY.fullmatch(part):
         scale = 1.0 if match["unit"] == "ms" else 1000.0
-        bound = Bound(metric=f"{match['name']}_p{match['q'] or '50'}_ms", direction="at_most", value=_positive(part, match["number"], scale))
+        bound = Bound(metric=f"{match['name']}_p{float(match['q'] or 50):g}_ms", direction="at_most", value=_positive(part, match["number"], scale))
     elif match := _ERRORS.fullmatch(part):
         return Bound(metric="error_rate", direction="at_most", value=float(match["number"]) / (100 if match["unit"] else 1)), None
     else:

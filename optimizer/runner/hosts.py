@@ -12,10 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from optimizer.bench.traces import resolve
 from optimizer.errors import UsageError
 from optimizer.model.base import Frozen
 from optimizer.model.study import HostSpec, LaunchSpec
+from optimizer.model.target import Target, percentile_of
 from optimizer.model.workload import Workload
+from optimizer.stats import tail
 
 EXAMPLE = (
     "Start your server first, or describe it, for example:\n"
@@ -38,6 +41,7 @@ class HostDescription(Frozen):
     log: str | None = None
     engine: str | None = None
     port: int | None = None
+    prior: tuple[str, ...] = ()  # known-good studies or files, as for --prior
 
 
 def parse_host(text: str) -> HostSpec:
@@ -110,6 +114,17 @@ def launch_of(description: HostDescription) -> LaunchSpec | None:
     return LaunchSpec(argv=base.argv, env={**base.env, **description.env}, cwd=description.cwd, log=description.log)
 
 
+def fitted(workload: Workload, target: Target) -> Workload:
+    """The workload that also measures what the target asks for. Raises UsageError where it cannot."""
+    if any(bound.metric == "goodput_per_s" for bound in target.bounds) and not workload.limits:
+        raise UsageError(
+            "The target asks for goodput, and the workload does not say what a good request is.",
+            hint='Write it into the workload file: slo = "ttft<500ms,tpot<30ms"',
+        )
+    asked = [percentile for bound in target.bounds if (percentile := percentile_of(bound.metric)) not in (None, *tail.PERCENTILES)]
+    return workload.model_copy(update={"percentiles": tuple(sorted({*workload.percentiles, *asked}))}) if asked else workload
+
+
 def read_workload(path: Path, base: Workload) -> Workload:
     """``--workload FILE`` (TOML or JSON): the fields of Workload; what it leaves out keeps its default."""
     try:
@@ -117,7 +132,13 @@ def read_workload(path: Path, base: Workload) -> Workload:
         data: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         if not isinstance(data, dict):
             raise ValueError("it holds no fields")
-        return Workload.model_validate({**base.model_dump(), "name": path.stem, **data})
+        data = resolve(data, lambda name: (path.parent / name).read_text(encoding="utf-8", errors="replace"))
+        kept = base.model_dump()
+        if data.get("arrival", "closed") != "closed" and "side_levels" not in data:
+            kept["side_levels"] = ()  # an open loop has its rate alone
+        return Workload.model_validate({**kept, "name": path.stem, **data})
+    except UsageError as error:
+        raise UsageError(f"The workload file {path} cannot be used: {error.message}", hint=error.hint) from error
     except (OSError, ValueError, ValidationError, RecursionError) as error:
         fields = ", ".join(Workload.model_fields)
         raise UsageError(f"The workload file {path} cannot be used: {error}", hint=f"Fields: {fields}.") from error

@@ -20,6 +20,7 @@ from optimizer import __version__, log
 from optimizer.box.box import Box
 from optimizer.core.closing import summary
 from optimizer.core.plan import Plan
+from optimizer.core.prior import extended
 from optimizer.core.state import State, fold
 from optimizer.engines.registry import engine
 from optimizer.errors import JournalError, KnowledgeChanged, UsageError
@@ -34,12 +35,14 @@ from optimizer.model.target import Target, parse_target
 from optimizer.model.workload import Workload
 from optimizer.report.prose import sentence
 from optimizer.runner import hosts
+from optimizer.runner.answers import read_probes
 from optimizer.runner.execute import LiveExecutor, knowledge_blob
 from optimizer.runner.loop import StopRequest, Watch, drive
 from optimizer.runner.signals import interruptible
 from optimizer.runner.survey import Unfit, find_target
 from optimizer.transport.base import Transport
 from optimizer.transport.local import LocalTransport
+from optimizer.wiring.priors import find_prior
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a folder here and on the box, and part of every launch id
 PINNED_PACKAGES = ("optuna", "pydantic", "asyncssh", "httpx", "sqlite-utils")
@@ -65,12 +68,14 @@ class Options:
     yes: bool = False
     finish: Finish | None = None
     allow_lossy: bool = False
+    probes: Path | None = None
     best_effort: bool = False
     guard_minutes: float = 15.0
     time_scale: float | None = None
     confirm_window_s: float | None = None
     study: str | None = None
     seed: int | None = None
+    prior: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,8 +129,9 @@ class Prepared:
     folder: Path
 
 
-def prepare(options: Options, roots: Roots, *, need_target: bool = True) -> Prepared:
-    """Resolve the options into the pinned spec. Raises UsageError before anything is touched."""
+def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_roots: Roots | None = None) -> Prepared:
+    """Resolve the options into the pinned spec. Raises UsageError before anything is touched. ``prior_roots``: where earlier studies
+    lie, if not under ``roots``."""
     _check_numbers(options)
     if options.engine is not None:
         engine(options.engine)
@@ -160,6 +166,7 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True) -> Prep
     if target.concurrency is not None and target.concurrency != workload.concurrency:
         sides = tuple(dict.fromkeys((*(level for level in workload.side_levels if level != target.concurrency),)))
         workload = workload.model_copy(update={"concurrency": target.concurrency, "side_levels": sides})
+    workload = hosts.fitted(workload, target)
     if options.confirm_window_s is not None:
         workload = workload.model_copy(update={"confirm_window_s": options.confirm_window_s})
     spec = StudySpec(
@@ -173,11 +180,13 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True) -> Prep
         budget=Budget(minutes=options.minutes, launches=options.launches),
         finish=options.finish,
         allow_lossy=options.allow_lossy,
+        probes=read_probes(options.probes) if options.probes else (),
         thorough=options.thorough,
         best_effort=options.best_effort,
         consent=options.yes or host.kind == "sim",
         guard_minutes=options.guard_minutes,
         time_scale=scale,
+        prior_art=find_prior((*options.prior, *description.prior), prior_roots or roots, own=study),
         seed=options.seed if options.seed is not None else int(study, 16) % 100_000 if _is_hex(study) else 0,
     )
     return Prepared(spec=spec, folder=folder)
@@ -280,13 +289,14 @@ async def resume_study(
         state = fold(entries)
         if state.spec is None:
             raise JournalError(f"Study {name} was never opened completely.", hint="Start a new one; nothing was changed on the box.")
-        plan = _pinned_plan(journal, entries, roots, adopt=adopt)
         if state.closed is not None:
+            plan = plan_of(pinned_library(journal, entries))  # nothing is decided any more, whatever the files say now
             if not (folder / "report.md").exists():  # it died between its last entry and its report
                 reader = LiveExecutor(Box(LocalTransport()), state.spec, pinned_library(journal, entries))
                 reader.remember(entries, journal.blob)
                 keep_results(journal, reader, state, plan, folder)
             return state, plan, folder
+        plan = _pinned_plan(journal, entries, roots, adopt=adopt)
         async with opened_box(state.spec, folder) as box:
             known = pinned_library(journal, journal.read())
             executor = LiveExecutor(box, state.spec, known, progress)
@@ -397,6 +407,7 @@ def keep_results(journal: Journal, executor: LiveExecutor, state: State, plan: P
     """``report.md``, ``launch.sh`` and ``env.sh`` in the study's folder."""
     from optimizer.report.study import launch_files, report_markdown
 
+    plan = extended(state, plan)
     if state.survey is not None and executor.session.context is not None:
         for name, text in launch_files(executor, state, plan).items():
             path = folder / name
@@ -407,6 +418,7 @@ def keep_results(journal: Journal, executor: LiveExecutor, state: State, plan: P
 
 def result_of(state: State, plan: Plan) -> dict[str, Any]:
     """What ``run --json`` prints."""
+    plan = extended(state, plan)
     return dict(state.closed) if state.closed is not None else {**summary(state, plan), "ending": "interrupted", "reason": "The study is still open."}
 
 
