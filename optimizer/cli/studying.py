@@ -39,6 +39,8 @@ def study_options(command: Any) -> Any:
         click.option("--yes", "-y", is_flag=True, help="Ask nothing: the running server may be stopped, and is brought back."),
         click.option("--finish", type=click.Choice(["best", "restore", "leave"]), help="What runs afterwards (default: the best if confirmed, else the original)."),
         click.option("--allow-lossy", is_flag=True, help="Also try settings that can change what the model answers."),
+        click.option("--probes", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+                     help="Your own prompts (JSONL), asked of every launch: a setting that changes the answers is not kept without --allow-lossy."),
         click.option("--best-effort", is_flag=True, help="Tune even where the target is beyond the hardware."),
         click.option("--guard-minutes", type=click.FloatRange(0.5, 1440), default=15.0, show_default=True,
                      help="After so long without a word from here the box restores itself."),
@@ -58,7 +60,7 @@ def options_of(values: dict[str, Any]) -> Options:
     return Options(
         host=values["host"], target=tuple(values["target"]), engine=values["engine"], launch=values["launch"], workload=values["workload"],
         port=values["port"], minutes=minutes(values["budget"]), launches=values["launches"], thorough=values["thorough"], yes=values["yes"],
-        finish=values["finish"], allow_lossy=values["allow_lossy"], best_effort=values["best_effort"], guard_minutes=values["guard_minutes"],
+        finish=values["finish"], allow_lossy=values["allow_lossy"], probes=values["probes"], best_effort=values["best_effort"], guard_minutes=values["guard_minutes"],
         time_scale=values["time_scale"], confirm_window_s=values["confirm_window"], study=values["study"], seed=values["seed"],
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from optimizer.core import economy
+from optimizer.core import answers, economy
 from optimizer.core.plan import Plan
 from optimizer.core.score import probability_of
 from optimizer.core.state import ArmState, State
@@ -218,6 +218,7 @@ def summary(state: State, plan: Plan) -> dict[str, Any]:
     metric = primary.metric if primary else "output_tokens_per_s"
     kept = bool(state.promoted) and not is_refuted(state)
     best = state.base_arm if kept else state.first_arm
+    compared = answers.compare(state.first_arm.answers, best.answers) if kept else None
     return {
         "study": state.spec.study,
         "target": state.spec.target.text,
@@ -230,6 +231,7 @@ def summary(state: State, plan: Plan) -> dict[str, Any]:
         "best": _result(state, best, metric, noise, confirmed=kept),
         "hypotheses": hypotheses(state, plan),
         "promoted": [dict(changes) for changes in state.promoted] if kept else [],
+        **({"answers": compared.plain()} if compared is not None else {}),
     }
 
 

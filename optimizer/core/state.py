@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from optimizer.errors import JournalCorrupt, JournalTooNew
+from optimizer.model.answers import AnswerPass
 from optimizer.model.base import Value
 from optimizer.model.entry import Entry
 from optimizer.model.evidence import Evidence
@@ -61,6 +62,9 @@ class ArmState:
     effective: Mapping[str, Value] = field(default_factory=dict)
     confirmed: LaunchResult | None = None
 
+    checked: tuple[str, ...] = ()  # cheap tests that were made on it, or that could not be made
+    checked_evidence: Evidence = Evidence()
+    answers: tuple[AnswerPass, ...] = ()  # to the greedy probes, of every launch that was asked
     def arm(self) -> Arm:
         return Arm(
             fingerprint=self.settings.digest,
@@ -344,6 +348,7 @@ def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry
     )
     primary = state.spec.target.primary
     metric = primary.metric if primary else "output_tokens_per_s"
+        answers=(*arm.answers, *(AnswerPass.model_validate(one) for one in body.get("answers", ()))),
     direction = primary.direction if primary else "at_least"
     value = metric_value(measurement.points[0], metric) if measurement.points else None
     if measurement.invalid or value is None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from optimizer.core import closing, economy, ledger
+from optimizer.core import answers, closing, economy, ledger
 from optimizer.core.judge import judge
 from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State, Test, log_value, metric_value
@@ -47,13 +47,15 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
         judgement = _judged(state, plan, test)
         body = {"hypothesis": test.hypothesis, "changes": dict(test.changes), "judgement": judgement.plain(),
                 "side": _side(candidate, baseline)}  # fmt: skip
+        if (compared := answers.compare(state.first_arm.answers, candidate.answers)) is not None:
+            body["answers"] = compared.plain()
         return conclude("judged", body, candidate.evidence_entry)
     assert test.judgement is not None
     if _worth_confirming(state, candidate, baseline, test.judgement):
         why = (
             f"×{test.judgement.ratio:.3f} after {counts[0]} launch(es), not decided by itself; but it meets the target, so its next launch is "
             "the fresh confirmation, which decides both."
-        )
+        ) + _answers_said(state, test)
         promoted: dict[str, Any] = {**_body(test, "unresolved", why), "provisional": True, "settings": test.settings.values, "before": state.baseline.values,
                 "companions": list(test.bundle), "ratio": list(test.ratio) if test.ratio else None}  # fmt: skip
         promoted.pop("bundle", None)
@@ -129,6 +131,8 @@ def _judged(state: State, plan: Plan, test: Test) -> Judgement:
     broken = _broken_guard(state, candidate, baseline)
     if broken and judgement.verdict in ("supported", "partial"):
         return judgement.model_copy(update={"verdict": "harmful", "final": True, "next_arm": None, "reason": broken})
+    if (lossy := _lossy(state, plan, test)) and (not judgement.final or judgement.verdict in ("supported", "partial")):
+        return judgement.model_copy(update={"verdict": "lossy", "final": True, "next_arm": None, "expected_launches": None, "reason": lossy})
     if not judgement.final and _claim_excluded(test, judgement) and _target_excluded(state, judgement):
         # What is left of it could at most be a small gain: the launches of its further looks are worth more to the next idea.
         return judgement.model_copy(update={"final": True, "next_arm": None, "expected_launches": None, "reason": "no further look is worth a launch"})
@@ -152,6 +156,30 @@ def _broken_guard(state: State, candidate: ArmState, baseline: ArmState) -> str:
     return ""
 
 
+def _lossy(state: State, plan: Plan, test: Test) -> str:
+    """Why the setting may not be kept however fast it is: the model answers differently with it. Empty where that is allowed, not
+    shown, or the change takes a declared loss back."""
+    assert test.settings is not None and state.spec is not None
+    if state.spec.allow_lossy:
+        return ""
+    compared = answers.compare(state.first_arm.answers, state.arm(test.settings).answers)
+    if compared is None or compared.verdict != "changed":
+        return ""
+    lossy = {param.name for space in plan.spaces for param in space.params if param.lossy}
+    if test.changes and all(name in lossy and value is None for name, value in test.changes.items()):
+        return ""
+    return f"it changes what the model answers: {compared.why}; it is kept only with --allow-lossy"
+
+
+def _answers_said(state: State, test: Test) -> str:
+    assert test.settings is not None
+    compared = answers.compare(state.first_arm.answers, state.arm(test.settings).answers)
+    if compared is None:
+        return ""
+    word = {"same": "unchanged", "changed": "changed (lossy, allowed)", "cannot_tell": "cannot tell"}[compared.verdict]
+    return f" Answers {word}: {compared.why}."
+
+
 def _settle(state: State, test: Test, judgement: Judgement) -> tuple[str, Mapping[str, Any], int]:
     """What a final verdict changes: (entry kind, body, cause)."""
     assert test.settings is not None
@@ -159,6 +187,7 @@ def _settle(state: State, test: Test, judgement: Judgement) -> tuple[str, Mappin
     body = {**_body(test, judgement.verdict, said), "bayes_db": judgement.bayes_db}
     if judgement.verdict in ("supported", "partial"):
         body.pop("bundle", None)
+        body["why"] += _answers_said(state, test)
         return "promoted", {**body, "companions": list(test.bundle), "settings": test.settings.values, "before": state.baseline.values}, test.entry
     if judgement.verdict in ("unresolved", "deferred"):
         if (short := _too_small_for_the_target(state, test, judgement)) is not None:

@@ -49,6 +49,7 @@ class StudySpec(Frozen):
     finish: Finish | None = None
     allow_lossy: bool = False
     thorough: bool = False
+    probes: tuple[str, ...] = ()  # the user's own prompts that every launch answers; none: ``model.answers.PROBES``
     best_effort: bool = False
     consent: bool = False
     guard_minutes: FiniteFloat = 15.0

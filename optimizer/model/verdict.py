@@ -8,7 +8,7 @@ from optimizer.model.base import FiniteFloat, Frozen
 
 Verdict = Literal[
     "supported", "partial", "harmful", "no_useful_effect", "below_prediction", "unresolved", "deferred", "infeasible",
-    "invalid",
+    "invalid", "lossy",
 ]  # fmt: skip
 
 

@@ -194,7 +194,7 @@ def _judged(body: Mapping[str, Any]) -> str:
     return (
         f"{body['hypothesis']}: {verdict}, ×{judgement['ratio']:.3f} [{judgement['low']:.3f}, {judgement['high']:.3f}] at "
         f"{100 * judgement['confidence']:.4g} %, {judgement['n_candidate']} launch(es) against {judgement['n_baseline']}, noise "
-        f"{100 * judgement['sd']:.1f} %: {judgement['reason']}. {side}"
+        f"{100 * judgement['sd']:.1f} %: {judgement['reason']}. {side}{_answers_of(body)}"
     )
 
 
@@ -203,6 +203,11 @@ def _settled(word: str) -> Any:
         return f"{word} {body['hypothesis']} ({changes_text(body.get('changes', {}))}): {body.get('why', '')}"
 
     return write
+
+
+def _answers_of(body: Mapping[str, Any]) -> str:
+    found = body.get("answers")
+    return f" Answers ({found['verdict'].replace('_', ' ')}): {found['why']}." if found else ""
 
 
 def _note(body: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import json
 import random
 import time
 import uuid
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,50 @@ def text_of(tokens: int, start: int = 0) -> bytes:
     return b"".join(pieces)
 
 
+class Wording:
+    """What a server answers: greedy decoding gives one prompt one text, as long as weights, KV cache and kernels are what
+    they were. ``lossy`` names what about this launch is not (a quantised KV cache); nine prompts of ten are answered
+    differently then, from some token on. ``chance`` of a request to take the other way where the model is undecided, which
+    about one token in thirty is; ``kernels`` names what computes the last bits, and decides those ties otherwise."""
+
+    def __init__(self, lossy: str = "", kernels: str = "", chance: float = 0.0) -> None:
+        self.lossy, self.kernels, self.chance = lossy, kernels, chance
+        self._random = random.Random(f"{lossy}/{kernels}")
+
+    def pieces(self, prompt: str, tokens: int) -> list[bytes]:
+        place = zlib.crc32(prompt.encode()) % len(_STREAM)
+        leaves = self._leaves(prompt, tokens)
+        found: list[bytes] = []
+        for index in range(tokens):
+            if index in leaves:
+                place = (place + 1 + zlib.crc32(f"{leaves[index]}/{place}".encode())) % len(_STREAM)
+            found.append(_STREAM[(place + index) % len(_STREAM)])
+        return found
+
+    def _leaves(self, prompt: str, tokens: int) -> dict[int, str]:
+        """Where the answer leaves the text that the exact model gives, and what for."""
+        leaves: dict[int, str] = {}
+        if self.lossy:
+            drawn = zlib.crc32(f"{self.lossy}/{prompt}".encode())
+            if drawn % 10:
+                leaves[2 + drawn // 10 % 20] = self.lossy
+        for index in range(tokens):
+            if self.margin(prompt, index) < TIE_NATS:
+                other = self.kernels and zlib.crc32(f"{self.kernels}/{prompt}/{index}".encode()) % 2
+                if other or (self.chance and self._random.random() < self.chance):
+                    leaves.setdefault(index, "tie")
+        return leaves
+
+    @staticmethod
+    def margin(prompt: str, index: int) -> float:
+        """Nats between the chosen token and the next one."""
+        drawn = zlib.crc32(f"margin/{prompt}/{index}".encode()) % 6000
+        return drawn / 1000.0
+
+
+TIE_NATS = 0.2
+
+
 def tokenize(prompt: Any) -> tuple[int, list[int]]:
     """(tokens, hashes of successive blocks). A prompt is text or a list of token ids."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
@@ -68,7 +113,7 @@ class Stream:
     """The answer to one generation request: gathers tokens and turns them into events when it is flushed."""
 
     __slots__ = ("api", "cached_details", "connection", "continuous", "created", "done", "head", "identity", "include_usage",
-                 "interval", "model", "pending", "place", "request", "started", "streaming", "tail", "total", "wants_text")  # fmt: skip
+                 "interval", "logprobs", "model", "pending", "place", "prompt", "request", "started", "streaming", "tail", "total", "wants_text", "wording")  # fmt: skip
 
     def __init__(
         self, connection: Connection, api: str, body: dict[str, Any], model: str, interval: int, cache_report: bool
@@ -76,6 +121,9 @@ class Stream:
         self.connection, self.api, self.model = connection, api, model
         self.identity, self.created = uuid.uuid4().hex, int(time.time())
         self.place = int(self.identity[:8], 16)
+        # Streams of load take any stretch of the words: working an answer out per token would cost the clock too much.
+        self.prompt, self.wording = "", Wording()
+        self.logprobs = api == "completions" and bool(body.get("logprobs"))
         options = body.get("stream_options") or {}
         self.streaming = bool(body.get("stream"))
         self.include_usage = bool(options.get("include_usage"))
@@ -174,7 +222,9 @@ class Stream:
         self.pending = 0
         if self.api == "generate":
             return self.native()
-        text, reason = text_of(self.total, self.place).decode(), self.reason()
+        reason = self.reason()
+        pieces = [piece.decode() for piece in self.wording.pieces(self.prompt, self.total)]
+        text = "".join(pieces)
         base = {
             "id": self.identity,
             "created": self.created,
@@ -186,6 +236,12 @@ class Stream:
         if self.api == "chat":
             message = {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}
             return {**base, "object": "chat.completion", "choices": [{**choice, "message": message}]}
+        if self.logprobs:
+            margins = [self.wording.margin(self.prompt, index) for index in range(self.total)]
+            choice["logprobs"] = {
+                "tokens": pieces, "token_logprobs": [-0.05] * self.total, "text_offset": [0] * self.total,
+                "top_logprobs": [{piece: -0.05, " (other)": -0.05 - margin} for piece, margin in zip(pieces, margins, strict=True)],
+            }  # fmt: skip
         return {**base, "object": "text_completion", "choices": [{**choice, "text": text}]}
 
 

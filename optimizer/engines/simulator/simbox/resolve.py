@@ -45,6 +45,8 @@ class Launch:
     prefill_sizes: list[int]
     drafts: bool
     kernel_lines: list[str]
+    lossy: str = ""  # what of this launch changes what the model computes, not only how fast
+    kernels: str = ""  # what decides the last bits of a logit
 
 
 def resolve(
@@ -142,7 +144,9 @@ def resolve(
         graphs = [max(1, running)]
     memory = plan(graphs)
     nccl = {name: value for name, value in environ.items() if name.startswith("NCCL_")}
-    kernel_lines, factor = _kernels(args, environ, box)
+    kernel_lines, factor, changed = _kernels(args, environ, box)
+    lossy = [f"{name}={args[name]}" for name in ("kv_cache_dtype", "quantization") if str(args.get(name) or "").startswith("fp8")]
+    lossy += changed
     options = Options(
         tp=tp,
         graph_sizes=tuple(graphs),
@@ -165,8 +169,9 @@ def resolve(
     if drafts:
         options = replace(options, spec="EAGLE")
     return Launch(
-        args, options, memory, messages, running, context, graphs, buckets if piecewise else [], drafts, kernel_lines
-    )
+        args, options, memory, messages, running, context, graphs, buckets if piecewise else [], drafts, kernel_lines,
+        "/".join(lossy), str(args["attention_backend"]),
+    )  # fmt: skip
 
 
 def effective_running(asked: int | None, pool_tokens: int, context: int) -> int:
@@ -234,9 +239,11 @@ def _moe_runner(args: Mapping[str, Any], box: Mapping[str, Any], shape: Shape, h
         )
 
 
-def _kernels(args: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[str, Any]) -> tuple[list[str], float]:
-    """Lines that the kernels print while the model is built, and what the matching effects of the box file amount to."""
+def _kernels(args: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[str, Any]) -> tuple[list[str], float, list[str]]:
+    """Lines that the kernels print while the model is built, what the matching effects of the box file amount to, and which
+    of them change what the model answers."""
     factor = 1.0
+    changed: list[str] = []
     silenced: set[str] = set()
     for effect in box.get("effects", []):
         value = environ.get(effect["env"]) if "env" in effect else args.get(effect["setting"])
@@ -244,8 +251,10 @@ def _kernels(args: Mapping[str, Any], environ: Mapping[str, str], box: Mapping[s
         if value is not None and (wanted is None or value in wanted) and value != effect.get("default"):
             factor *= float(effect["kernel_factor"])
             silenced.update(effect.get("silences", []))
+            if effect.get("changes_answers"):
+                changed.append(f"{effect.get('env') or effect.get('setting')}={value}")
     lines = [line for line in box.get("kernel", {}).get("lines", []) if not any(mark in line for mark in silenced)]
-    return lines, factor
+    return lines, factor, changed
 
 
 def launch_physics(launch: Launch, shape: Shape, box: Mapping[str, Any], factor: float) -> Physics:

@@ -13,12 +13,13 @@ import random
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .arguments import parse
 from .gpu import GpuState, used_gib
-from .httpd import TEMPLATE_TOKENS, Connection, Stream, tokenize
+from .httpd import TEMPLATE_TOKENS, Connection, Stream, Wording, tokenize
 from .ranks import fork_ranks, stop_ranks
 from .resolve import Launch, LaunchError, launch_physics, resolve
 from .scheduler import Request, Scheduler
@@ -71,6 +72,8 @@ class _Server:
                 1,
             )
         self.shape: Shape = read_shape(json.loads(config_path.read_text()))
+        if str(args["kv_cache_dtype"]).startswith("fp8"):
+            self.shape = replace(self.shape, kv_bytes_per_token_per_head=self.shape.kv_bytes_per_token_per_head / 2)
         folder = home / "state" / "gpu"
         foreign = max((used_gib(folder, gpu, os.getpid()) for gpu in range(int(args["tp_size"]))), default=0.0)
         self.launch: Launch = resolve(args, os.environ, box, self.shape, foreign)
@@ -78,6 +81,8 @@ class _Server:
         self.random = random.Random(f"{box['seed']}/{number}")
         factor = math.exp(self.random.gauss(0.0, float(box["speed"]["noise_sd"])))
         self.physics = launch_physics(self.launch, self.shape, box, factor)
+        table = box.get("answers", {})
+        self.wording = Wording(self.launch.lossy, self.launch.kernels, float(table.get("nondeterminism", 0.0)))
         cold = float(box["speculation"].get("cold_prefill_s", 0.0)) if self.launch.options.spec else 0.0
         self.telemetry = Telemetry(log, self.launch, hybrid=bool(self.shape.state_bytes_per_request))
         self.scheduler = Scheduler(
@@ -439,6 +444,7 @@ class _Server:
         stop_after = 0 if ignore_eos else self.random.randint(60, 400)
         request = Request(tokens, limit, 0.0, blocks=blocks, sink=self._sink, tag=stream, stop_after=stop_after)
         stream.request = request
+        stream.prompt, stream.wording = str(prompt), self.wording
         connection.stream = stream
         self._submit(request, connection)
 

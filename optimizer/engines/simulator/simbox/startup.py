@@ -126,11 +126,16 @@ def script(
     )  # fmt: skip
 
 
+def _kv_dtype(launch: Launch) -> str:
+    asked = str(launch.args["kv_cache_dtype"])
+    return {"fp8_e4m3": "torch.float8_e4m3fn", "fp8_e5m2": "torch.float8_e5m2"}.get(asked, "torch.bfloat16")
+
+
 def _pools(launch: Launch, shape: Shape, every: Any) -> Iterator[Phase]:
     memory = launch.memory
     if memory.pool_tokens <= 0:
         return
-    yield Phase(0.1, [(0, "Using KV cache dtype: torch.bfloat16")])
+    yield Phase(0.1, [(0, f"Using KV cache dtype: {_kv_dtype(launch)}")])
     if memory.state_slots:
         drafted = launch.options.draft_tokens
         base = memory.state / (1 + drafted / 3.0)
@@ -243,7 +248,7 @@ def _draft(
     yield Phase(
         0.1,
         [
-            (0, "Using KV cache dtype: torch.bfloat16"),
+            (0, f"Using KV cache dtype: {_kv_dtype(launch)}"),
             *every(f"KV Cache is allocated. #tokens: {memory.pool_tokens}, {size}"),
         ],
     )
