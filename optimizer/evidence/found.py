@@ -24,6 +24,7 @@ class Found:
         self._missing: dict[str, str] = {}
         self.unrecognised = 0
         self.examples: list[str] = []
+        self._stranger: Line | None = None
 
     def add(
         self,
@@ -80,8 +81,13 @@ class Found:
     def stranger(self, line: Line) -> None:
         """A line that looks like a statistics line and was not understood: counted, and sampled for the user."""
         self.unrecognised += 1
+        self._stranger = self._stranger or line
         if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(f"{self.source}:{line.number or '?'}: {text(line.raw, 300)}")
+
+    def strangers(self) -> None:
+        """States how many lines were not understood, zero included: the reader of the other facts must know."""
+        self.add("log.unrecognised_lines", self.unrecognised, self._stranger)
 
     def evidence(self) -> Evidence:
         return Evidence(

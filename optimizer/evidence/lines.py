@@ -1,11 +1,12 @@
 """Splits raw log bytes into lines with their number and byte offset. Never decodes a whole file and never runs a regex
-over
-an unbounded line: a log may be broken UTF-8, full of progress bars, or one line of a gigabyte."""
+over an unbounded line: a log may be broken UTF-8, full of progress bars, or one line of a gigabyte."""
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
+BLOCK_BYTES = 256 * 1024
 MAX_LINE_BYTES = 64 * 1024  # longer lines are cut; the longest useful one (resolved arguments) has about 25 KiB
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]{0,16}[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -31,22 +32,93 @@ class Line(NamedTuple):
     raw: bytes
 
 
-def iter_lines(pieces: Iterable[Piece]) -> Iterator[Line]:
-    """All non-empty lines, split at newlines and carriage returns, cut at ``MAX_LINE_BYTES``."""
+class Block:
+    """Consecutive raw lines of one stretch. ``number`` is that of the first line; ``step`` is the width of the
+    terminator between them. A block of one entry may be a part of a line (between carriage returns, or cut)."""
+
+    __slots__ = ("_starts", "lines", "number", "offset", "step")
+
+    def __init__(self, lines: list[bytes], offset: int, number: int | None, step: int = 1) -> None:
+        self.lines = lines
+        self.offset = offset
+        self.number = number
+        self.step = step
+        self._starts: list[int] | None = None
+
+    def starts(self) -> list[int]:
+        """Byte offsets of the lines within the source, less ``index * step``. Computed at the first question."""
+        if self._starts is None:
+            self._starts = list(accumulate(map(len, self.lines), initial=self.offset))
+        return self._starts
+
+    def line(self, index: int) -> Line:
+        start = self.starts()[index] + index * self.step
+        return Line(None if self.number is None else self.number + index, start, self.lines[index])
+
+
+def blocks(pieces: Iterable[Piece]) -> Iterator[Block]:
+    """All lines in order, without their terminators, in blocks of bounded size: whoever reads millions of lines pays
+    only for those it looks at. A line longer than ``MAX_LINE_BYTES`` is cut and its rest is skipped unread."""
     for data, offset, first in pieces:
         number = first
-        start = offset
-        for raw in data.split(b"\n"):
-            size = len(raw)
-            if b"\r" in raw:
-                begin = 0
-                for part in raw.split(b"\r"):
-                    if part:
-                        yield Line(number, start + begin, part[:MAX_LINE_BYTES])
-                    begin += len(part) + 1
-            elif size:
-                yield Line(number, start, raw if size <= MAX_LINE_BYTES else raw[:MAX_LINE_BYTES])
-            start += size + 1
+        begin, size = 0, len(data)
+        while begin < size:
+            end = begin + BLOCK_BYTES
+            if end >= size:
+                end = size
+            else:
+                newline = data.rfind(b"\n", begin, end)
+                end = end if newline < 0 else newline + 1
+            block = data[begin:end]
+            whole = end == size or block.endswith(b"\n")
+            yield from _split(block, offset + begin, number)
+            if number is not None:
+                number += block.count(b"\n")
+            if not whole:  # inside a line longer than a block: its terminator ends the block after next
+                newline = data.find(b"\n", end)
+                end = size if newline < 0 else newline + 1
+                if number is not None and newline >= 0:
+                    number += 1
+            begin = end
+
+
+def _split(block: bytes, offset: int, number: int | None) -> Iterator[Block]:
+    step = 1
+    returns = block.count(b"\r")
+    if returns and returns == block.count(b"\r\n") == block.count(b"\n"):
+        step, returns = 2, 0  # a terminal's line ends
+    lines = block.split(b"\r\n" if step == 2 else b"\n")
+    if not returns and (len(block) <= MAX_LINE_BYTES or max(map(len, lines)) <= MAX_LINE_BYTES):
+        yield Block(lines, offset, number, step)
+        return
+    start, begin = offset, 0
+    plain = 0  # bytes of the run of ordinary lines that is not yet out
+    for index, raw in enumerate(lines):
+        if len(raw) <= MAX_LINE_BYTES and b"\r" not in raw:
+            plain += len(raw) + step
+            continue
+        if index > begin:
+            yield Block(lines[begin:index], start, None if number is None else number + begin, step)
+            start += plain
+        at = start
+        for part in raw.split(b"\r"):
+            if part:
+                yield Block([part[:MAX_LINE_BYTES]], at, None if number is None else number + index)
+            at += len(part) + 1
+        start += len(raw) + step
+        begin, plain = index + 1, 0
+    if begin < len(lines):
+        yield Block(lines[begin:], start, None if number is None else number + begin, step)
+
+
+def iter_lines(pieces: Iterable[Piece]) -> Iterator[Line]:
+    """All non-empty lines, split at newlines and carriage returns, cut at ``MAX_LINE_BYTES``."""
+    for block in blocks(pieces):
+        start, step, number = block.offset, block.step, block.number
+        for raw in block.lines:
+            if raw:
+                yield Line(number, start, raw)
+            start += len(raw) + step
             if number is not None:
                 number += 1
 

@@ -8,6 +8,9 @@ from typing import NamedTuple
 from optimizer.evidence.found import Found, mean, quantile
 from optimizer.evidence.lines import Line
 
+# Number, start and bytes of a line: thousands are kept and few are ever cited.
+Place = tuple[int | None, int, bytes]
+
 
 class Decode(NamedTuple):
     """One decode (or engine statistics) line. ``usage`` None: printed as zero beside running requests, hence not known.
@@ -15,7 +18,7 @@ class Decode(NamedTuple):
     ``timed`` is false for the first line of a rank and for the first after an idle gap: its rate includes the idle
     time."""
 
-    line: Line
+    at: Place
     rank: str
     running: int
     queue: int
@@ -26,11 +29,15 @@ class Decode(NamedTuple):
     timed: bool
     aux: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def line(self) -> Line:
+        return Line(*self.at)
+
 
 class Prefill(NamedTuple):
     """One prefill step as logged."""
 
-    line: Line
+    at: Place
     rank: str
     new_tokens: int
     cached_tokens: int
@@ -41,6 +48,10 @@ class Prefill(NamedTuple):
     tokens_per_s: float | None
     timed: bool
 
+    @property
+    def line(self) -> Line:
+        return Line(*self.at)
+
 
 def decode_facts(
     found: Found,
@@ -49,12 +60,13 @@ def decode_facts(
     draft_tokens: int | None = None,
     *,
     averaged: bool = False,
+    count: int | None = None,
 ) -> None:
     """States batch, queue, pool and speed facts. ``levels`` are the offered concurrencies of the benchmark, if known.
 
-    ``averaged``: a line's rate is an average over seconds (vLLM), so a few lines of a short run give only a lower limit
+    ``count``: how many such lines the log has, where only the last ones were read. ``averaged``: a line's rate is an average over seconds (vLLM), so a few lines of a short run give only a lower limit
     of the speed and no step time."""
-    found.add("decode.lines", len(lines), lines[-1].line if lines else None)
+    found.add("decode.lines", len(lines) if count is None else count, lines[-1].line if lines else None)
     if not lines:
         return
     last = lines[-1].line
@@ -181,9 +193,10 @@ def _ranks(found: Found, window: Sequence[Decode]) -> None:
         found.add("decode.rank_imbalance_ratio", max(middles) * len(middles) / total, window[-1].line, basis="derived")
 
 
-def prefill_facts(found: Found, lines: Sequence[Prefill]) -> None:
-    """States prefill rate, chunk size in use, prefix hits and how many prefill steps replayed a graph."""
-    found.add("prefill.lines", len(lines), lines[-1].line if lines else None)
+def prefill_facts(found: Found, lines: Sequence[Prefill], count: int | None = None) -> None:
+    """States prefill rate, chunk size in use, prefix hits and how many prefill steps replayed a graph. ``count`` as
+    above."""
+    found.add("prefill.lines", len(lines) if count is None else count, lines[-1].line if lines else None)
     if not lines:
         return
     known = [item for item in lines if item.graph is not None]

@@ -7,13 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from optimizer.evidence.allreduce import reason_off
 from optimizer.evidence.argv import speculation_facts
 from optimizer.evidence.found import Found, mean, quantile
 from optimizer.evidence.lines import Line, Piece, clean, iter_lines, pieces_of, text
 from optimizer.evidence.literal import arguments, literal
 from optimizer.evidence.nccl_log import NcclLog
 from optimizer.evidence.sglang_args import kv_dtype, quantization
-from optimizer.evidence.sglang_log import reason_off
 from optimizer.evidence.steps import Decode, decode_facts
 from optimizer.model.base import Value
 

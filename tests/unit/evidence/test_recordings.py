@@ -29,7 +29,7 @@ def test_every_statistics_line_is_recognised(folder: Path) -> None:
     else:
         sglang = SglangLog()
         sglang.feed(data)
-        sglang._read_steps()  # before the window is cut at the line that says ready
+        sglang.steps.read()  # before the window is cut at the line that says ready
         assert len(sglang.decodes) == data.count(b"Decode batch")
         assert len(sglang.prefills) == data.count(b"Prefill batch")
 
