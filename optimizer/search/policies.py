@@ -124,6 +124,12 @@ class Model:
             node.children[(index, gain)] = found
         return found
 
+    def best_of(self, node: _Node, left: set[int]) -> int:
+        """The most promising of ``left``, the first of equals."""
+        score = self.expected[self.kept] if node is self.root else node.posterior.expected_gain(node.best)
+        inside = [(float(score[self.position[index]]), -index) for index in left if index in self.position]
+        return -max(inside)[1] if inside else min(left)
+
     def _ties(self, score: Array, measured: frozenset[int]) -> list[int]:
         """The best of what is left. The model's last resort are the configurations that it does not look at."""
         free = [place for place, index in enumerate(self.kept) if int(index) not in measured]

@@ -4,7 +4,6 @@ infeasible at the worst known value (told as failed, a sampler keeps proposing t
 proposed anew, at most three times, then a seeded random point is taken."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,19 +129,16 @@ def _ask(
     context: View | None,
 ) -> Point:
     optuna = load()
-    with warnings.catch_warnings():
-        # multivariate, group and constraints are marked experimental; the version is pinned below 6.
-        warnings.simplefilter("ignore")
-        sampler = optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=False, n_startup_trials=STARTUP_TRIALS
-        )
-        study = optuna.create_study(sampler=sampler, direction="maximize", study_name=space.id)
-        study.add_trials(_trials(params, history, optuna))
-        trial = study.ask()
-        point: Point = {}
-        for param in params:
-            if active(param, point, fixed, context):
-                point[param.name] = _suggest(trial, param)
+    sampler = optuna.samplers.TPESampler(
+        seed=seed, multivariate=True, group=True, constant_liar=False, n_startup_trials=STARTUP_TRIALS
+    )
+    study = optuna.create_study(sampler=sampler, direction="maximize", study_name=space.id)
+    study.add_trials(_trials(params, history, optuna))
+    trial = study.ask()
+    point: Point = {}
+    for param in params:
+        if active(param, point, fixed, context):
+            point[param.name] = _suggest(trial, param)
     return point
 
 

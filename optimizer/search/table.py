@@ -23,6 +23,7 @@ _MORE = re.compile(r"tps|rps|qps|tput|throughput|goodput|per_s|per_sec|/s\b|tok_
 _LESS = re.compile(r"ttft|tpot|itl|latency|e2el|delay|(^|_)(ms|us|ns|s|sec|seconds|minutes)$|duration|time|error|cost|loss|power|joule|energy|rejected|preempt")
 _SPEED_OF_ONE = re.compile(r"intvty|interactiv|per_user")
 _PER_GPU = re.compile(r"per_(gpu|device|accelerator)")
+_Member = tuple[dict[str, Value], float, Mapping[str, str]]
 _CELLS = 200_000_000  # bytes of a table
 # A column is one of numbers if at least this share of its filled cells are.
 _MOSTLY = 0.8
@@ -40,6 +41,7 @@ class Table:
     effect: Effect
     default: int | None = 0  # index of the untuned configuration; None where it was never measured
     constant: Mapping[str, Value] = field(default_factory=dict)
+    rows: tuple[Mapping[str, str], ...] = ()  # the first row of each configuration as it stands in the file
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -112,7 +114,7 @@ def read_tables(
         examples.setdefault(why, f"line {number}")
 
     kinds = {name: _kind([row.get(name) or "" for _, row in rows]) for name in params}
-    groups: dict[str, list[tuple[dict[str, Value], float]]] = {}
+    groups: dict[str, list[_Member]] = {}
     for number, row in rows:
         if row.get("") is not None:
             leave(number, "it has more cells than the header")
@@ -128,7 +130,7 @@ def read_tables(
             leave(number, wrong)
             continue
         label = ", ".join(f"{name}={row.get(name) or ''}" for name in group) or file
-        groups.setdefault(label, []).append((point, value))
+        groups.setdefault(label, []).append((point, value, row))
     if not groups:
         reasons = "; ".join(f"{count} × {why} ({examples[why]})" for why, count in left_out.items()) or "it holds no row"
         raise UsageError(f"No row of {file} can be used: {reasons}.", hint=f"Every row needs a number in {objective}.")
@@ -230,24 +232,25 @@ def _object(cell: str) -> dict[str, Any] | None:
 
 
 def _table(
-    label: str, members: Sequence[tuple[dict[str, Value], float]], objective: str, way: Direction, default: Mapping[str, str] | None
+    label: str, members: Sequence[_Member], objective: str, way: Direction, default: Mapping[str, str] | None
 ) -> Table | None:
-    names = list(dict.fromkeys(name for point, _ in members for name in point))
-    seen: dict[str, tuple[Point, list[float]]] = {}
-    for point, value in members:
+    names = list(dict.fromkeys(name for point, _, _ in members for name in point))
+    seen: dict[str, tuple[Point, list[float], Mapping[str, str]]] = {}
+    for point, value, row in members:
         full = {name: point.get(name) for name in names}
-        seen.setdefault(canonical_json(full), (full, []))[1].append(value)
-    varied = tuple(name for name in names if len({canonical_json(point[name]) for point, _ in seen.values()}) > 1)
+        seen.setdefault(canonical_json(full), (full, [], row))[1].append(value)
+    varied = tuple(name for name in names if len({canonical_json(point[name]) for point, _, _ in seen.values()}) > 1)
     if len(seen) < 2:
         return None
     first = next(iter(seen.values()))[0]
-    points = tuple({name: point[name] for name in varied} for point, _ in seen.values())
-    found = [point for point, _ in seen.values()]
+    points = tuple({name: point[name] for name in varied} for point, _, _ in seen.values())
+    found = [point for point, _, _ in seen.values()]
     wanted = {name: _value(cell) for name, cell in (default or {}).items()}
     if unknown := sorted(set(wanted) - set(names)):
         raise UsageError(f"--default names {unknown[0]}, which is none of --params.", hint=f"They are: {', '.join(names)}")
     index = next((i for i, point in enumerate(found) if all(point[name] == value for name, value in wanted.items())), None)
     return Table(
-        name=label, names=varied, points=points, results=tuple(tuple(values) for _, values in seen.values()), direction=way,
+        name=label, names=varied, points=points, results=tuple(tuple(values) for _, values, _ in seen.values()), direction=way,
         effect=effect_of(objective, way), default=index, constant={name: first[name] for name in names if name not in varied},
+        rows=tuple(row for _, _, row in seen.values()),
     )  # fmt: skip

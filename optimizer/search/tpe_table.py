@@ -3,7 +3,6 @@ the nearest one that was measured and is still free is launched in its place and
 
 import random
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +37,7 @@ class Axes:
             self.grids[name] = grid
             columns.append(places)
         self.places: Array = np.array(columns, dtype=np.float64).T
+        self.params = [self._params(index) for index in range(len(self.places))]
         self.choice = np.array([not self.ordered(name) for name in self.names])
 
     def ordered(self, name: str) -> bool:
@@ -50,7 +50,7 @@ class Axes:
         ]
         return np.array(found)
 
-    def params(self, index: int) -> dict[str, Any]:
+    def _params(self, index: int) -> dict[str, Any]:
         """What Optuna is told about a configuration."""
         found = {}
         for column, name in enumerate(self.names):
@@ -82,8 +82,9 @@ class TpeRun:
         trial = self.study.ask(self.axes.distributions)
         # The trial is told as the configuration that is launched, under its own values.
         self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+        params = dict(trial.params)  # a deep copy, each time that it is read
         self.spent_s += time.perf_counter() - started
-        wanted = self.axes.place(trial.params)
+        wanted = self.axes.place(params)
         apart = np.where(self.axes.choice, self.axes.places != wanted, np.abs(self.axes.places - wanted)).sum(axis=1)
         apart[~self.free] = np.inf
         nearest = np.flatnonzero(apart <= apart.min() + 1e-9)
@@ -91,7 +92,7 @@ class TpeRun:
         if apart[index] < 1e-9:
             return index
         self.instead = index
-        return {name: trial.params[name] for name in self.axes.names}
+        return params
 
     def unrecorded(self) -> None:
         """The next ``ask`` gives the nearest configuration that was measured."""
@@ -101,19 +102,11 @@ class TpeRun:
         self.free[index] = False
         started = time.perf_counter()
         self.study.add_trial(
-            self.optuna.trial.create_trial(value=gain, params=self.axes.params(index), distributions=self.axes.distributions)
+            self.optuna.trial.create_trial(value=gain, params=self.axes.params[index], distributions=self.axes.distributions)
         )
         self.spent_s += time.perf_counter() - started
 
 
 def prepare(table: Table) -> Callable[[int], TpeRun]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # multivariate and group are marked experimental; the version is pinned below 6
-        axes = Axes(table)
-
-    def start(seed: int) -> TpeRun:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return TpeRun(axes, seed)
-
-    return start
+    axes = Axes(table)
+    return lambda seed: TpeRun(axes, seed)

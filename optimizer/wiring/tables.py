@@ -5,13 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optimizer.core.ledger import fallbacks
 from optimizer.errors import UsageError
+from optimizer.evidence.bundle import bundle_from_files
+from optimizer.model.canonical import canonical_json
+from optimizer.model.startup import Flip
 from optimizer.search.contest import Score, contest
+from optimizer.search.logged import replay_with_logs
 from optimizer.search.policies import names as policy_names
 from optimizer.search.table import Direction, Reading, Table, read_tables
 from optimizer.wiring import Roots, library
@@ -35,6 +40,8 @@ class TableOptions:
     direction: Direction | None = None
     default: str = ""
     launches: int = 200
+    logs: str = ""
+    baseline: float | None = None
 
 
 def replay_table(options: TableOptions, roots: Roots) -> dict[str, Any]:
@@ -64,6 +71,8 @@ def replay_table(options: TableOptions, roots: Roots) -> dict[str, Any]:
         "summary": _summary(groups, options.policies),
         "speed": _speed(scores, options.policies),
     }
+    if options.logs:
+        found["with_logs"] = [_with_logs(table, options, directions) for table in reading.tables]
     found["text"] = _prose(found, reading, options)
     return found
 
@@ -147,17 +156,25 @@ def _summary(groups: Sequence[dict[str, Any]], policies: Sequence[str]) -> dict[
     if "evidence" in policies:
         for other in policies:
             if other != "evidence":
-                ratios = [group["evidence_against"][other] for group in groups]
-                found[f"against_{other}"] = {
-                    "median_ratio": round(statistics.median(ratios), 3),
-                    "never_more_on": round(sum(ratio <= 1.0 for ratio in ratios) / len(ratios), 3),
-                    "more_on": [group["name"] for group, ratio in zip(groups, ratios, strict=True) if ratio > 1.0],
-                }
+                found[f"against_{other}"] = _against(groups, other)
         if "random" in policies:
             found["half_of_random"] = found["against_random"]["median_ratio"] <= _HALF
         if "tpe" in policies:
             found["no_more_than_tpe"] = found["against_tpe"]["never_more_on"] >= _NEVER_MORE
     return found
+
+
+def _against(groups: Sequence[dict[str, Any]], other: str) -> dict[str, Any]:
+    """How evidence did against another policy; also where that one needs more than two launches, for nobody can halve one."""
+    ratios = [(group["evidence_against"][other], group["policies"][other]["launches_to"]["95%"]["mean"], group["name"]) for group in groups]
+    worth = [ratio for ratio, launches, _ in ratios if launches > 2.0]
+    return {
+        "median_ratio": round(statistics.median(ratio for ratio, _, _ in ratios), 3),
+        "never_more_on": round(sum(ratio <= 1.0 for ratio, _, _ in ratios) / len(ratios), 3),
+        "more_on": [name for ratio, _, name in ratios if ratio > 1.0],
+        "groups_above_two_launches": len(worth),
+        "median_ratio_above_two_launches": round(statistics.median(worth), 3) if worth else None,
+    }
 
 
 def _defaults(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -174,6 +191,50 @@ def _speed(scores: Sequence[Sequence[Score]], policies: Sequence[str]) -> dict[s
         steps, seconds = sum(one[place].steps for one in scores), sum(one[place].own_s for one in scores)
         found[name] = {"steps": steps, "steps_per_s": round(steps / seconds) if seconds > 0 else None}
     return found
+
+
+# ---- launches that left their logs ----------------------------------------------------------------------------------
+
+
+def _with_logs(table: Table, options: TableOptions, directions: Sequence[Any]) -> dict[str, Any]:
+    """The evidence policy once more, reading the log of every launch as after a real one."""
+    if options.baseline is None:
+        raise UsageError("--logs needs --baseline: a fallback is given up only where it is slower than what ran before.", hint="--baseline 293.4")
+    run = replay_with_logs(
+        table, directions, lambda index: _fallbacks(options, table.rows[index]), baseline=options.baseline, most_launches=options.launches
+    )
+    return {"group": table.name, "baseline": options.baseline, **run.plain()}
+
+
+def _fallbacks(options: TableOptions, row: Mapping[str, str]) -> tuple[Flip, ...]:
+    try:
+        path = Path(options.logs.format_map({str(name): value for name, value in row.items()}))
+    except (KeyError, IndexError, ValueError) as error:
+        raise UsageError(f"--logs {options.logs!r} is not understood: {error}.", hint="Columns go into braces: logs/trial_{trial}/server.log") from error
+    if path.is_dir():
+        path = path / "server.log"
+    try:
+        log = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"The log {path} cannot be read: {error.strerror}.", hint="--logs gives the log of every row of the table.") from error
+    engine = "sglang" if b"sglang" in log[:65536].lower() and b"vllm" not in log[:65536].lower() else "vllm"
+    bundle = bundle_from_files({"launch.json": canonical_json({"engine": engine}).encode(), "server.log": log})
+    return fallbacks(bundle.evidence)
+
+
+def _logged_text(run: Mapping[str, Any]) -> list[str]:
+    lines = ["", f"With the log of each launch ({run['group']}, baseline {run['baseline']:g}):"]
+    for number, launch in enumerate(run["launches"][:_SHOWN], 1):
+        lines.append(f"  launch {number}: {launch['value']:g} with {_spelled(launch['configuration'])}")
+        lines += [f"    {named}" for named in launch["fallbacks"]]
+        lines += [f"    given up: {branch}" for branch in launch["pruned"]]
+    if len(run["launches"]) > _SHOWN:
+        lines.append(f"  and {len(run['launches']) - _SHOWN} more launches")
+    return [*lines, f"  kept: {run['kept']}, {run['share_of_best'] * 100:.0f} % of the best of the table; {run['left']} configurations not launched. {run['why']}"]
+
+
+def _spelled(configuration: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in configuration.items() if value is not None)
 
 
 # ---- for people -----------------------------------------------------------------------------------------------------
@@ -200,6 +261,8 @@ def _prose(found: dict[str, Any], reading: Reading, options: TableOptions) -> st
         lines.append("  median over the groups:")
         for name in policies:
             lines.append(f"    {name:9} " + " / ".join(f"{found['summary']['median_launches_to'][name][share]:.1f}" for share in ("90%", "95%", "99%")))
+    for run in found.get("with_logs", []):
+        lines += _logged_text(run)
     return "\n".join([*lines, "", *_judgement(found)])
 
 
@@ -218,6 +281,11 @@ def _judgement(found: dict[str, Any]) -> list[str]:
             f"evidence needs {against['median_ratio']:.2f} times the launches of {other} on the median group, and no more than it on "
             f"{against['never_more_on'] * 100:.0f} % of {summary['groups']}."
         )
+        if 0 < against["groups_above_two_launches"] < summary["groups"]:
+            lines.append(
+                f"  On the {against['groups_above_two_launches']} groups where {other} needs more than two launches: "
+                f"{against['median_ratio_above_two_launches']:.2f} times."
+            )
         lost = against["more_on"]
         if lost:
             lines.append(f"  It does not win on: {'; '.join(lost[:8])}{f' and {len(lost) - 8} more' if len(lost) > 8 else ''}")
