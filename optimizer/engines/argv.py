@@ -97,7 +97,7 @@ def find_flag(name: str, flags: FlagTable, dialect: Dialect) -> Flag | None:
         return flags.by_name[name]
     if dialect.underscores and name.startswith("--") and "_" in name:
         return find_flag(name.replace("_", "-"), flags, dialect)
-    if not name.startswith("--") or len(name) < 3:
+    if not name.startswith("--") or len(name) < 3 or dialect.exact:
         return None
     found = {flag.name: flag for spelling, flag in flags.by_name.items() if spelling.startswith(name)}
     return next(iter(found.values())) if len(found) == 1 else None
@@ -105,13 +105,15 @@ def find_flag(name: str, flags: FlagTable, dialect: Dialect) -> Flag | None:
 
 def _read_option(argv: Sequence[str], index: int, flags: FlagTable, dialect: Dialect) -> Piece | None:
     token = argv[index]
-    name, equals, inline = token.partition("=")
+    name, equals, inline = (token, "", "") if dialect.exact else token.partition("=")
     key = ""
     flag = find_flag(name, flags, dialect) if flags.known else None
-    if flag is None and dialect.underscores and "." in name:
+    if flag is None and dialect.underscores and "." in name and not dialect.exact:
         base, _, key = name.partition(".")
         flag = find_flag(base, flags, dialect) if flags.known else None
         name = base
+    if flag is None and flags.known and dialect.exact:
+        return None
     if flag is None and flags.known:
         # -O3: a short option with its value attached
         short = find_flag(_SHORT.get(token[:2], token[:2]), flags, dialect) if not token.startswith("--") else None
@@ -136,10 +138,13 @@ def _read_option(argv: Sequence[str], index: int, flags: FlagTable, dialect: Dia
             and spelling.startswith("--no-")
             and spelling not in {flag.name, flag.name.removeprefix("--no-")}
         )
-        return Piece(index, index + 1, param, name, not negative, flag=flag)
+        return Piece(index, index + 1, param, name, not (negative or token in dialect.negatives), flag=flag)
     if equals:
         value = _value(inline, param, flag, dialect)
         return Piece(index, index + 1, param, name, [value] if flag.many and not key else value, True, key, flag)
+    if dialect.exact:
+        given = argv[index + 1 : index + 2]
+        return Piece(index, index + 1 + len(given), param, name, _value(given[0], param, flag, dialect) if given else True, flag=flag)
     end = index + 1
     most = len(argv) if flag.many and not key else index + 2
     while end < min(most, len(argv)) and not _looks_like_option(argv[end], flags):
@@ -156,7 +161,7 @@ def _read_without_help(
     """The help text could not be read: a flag followed by something that is no flag has a value, else it is a
     switch."""
     spelled = name.replace("_", "-") if dialect.underscores else name
-    param = dialect.canonical(spelled.lstrip("-").replace("-", "_"))
+    param = dialect.param_spelled(spelled) or dialect.canonical(spelled.lstrip("-").replace("-", "_"))
     if equals:
         return Piece(index, index + 1, param, name, _value(inline, param, None, dialect), True, key)
     end = index + 1
@@ -250,7 +255,7 @@ def text_of(value: Value) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def tokens_for(spelling: str, value: Value, flag: Flag | None, *, equals: bool = False) -> list[str]:
+def tokens_for(spelling: str, value: Value, flag: Flag | None, *, equals: bool = False, exact: bool = False) -> list[str]:
     """The tokens that give ``value`` to an option. A leading dash is never left where it could be read as another
     option (H16)."""
     if isinstance(value, bool) and (flag is None or not flag.takes_value):
@@ -260,6 +265,8 @@ def tokens_for(spelling: str, value: Value, flag: Flag | None, *, equals: bool =
     many = isinstance(value, list) and (flag is None or flag.many)
     texts = [text_of(item) for item in value] if many and isinstance(value, list) else [text_of(value)]
     _check(spelling, texts, value, flag)
+    if exact:
+        return [spelling, *texts]
     if any(text.startswith("-") and not _NEGATIVE_NUMBER.match(text) for text in texts) or equals:
         if len(texts) != 1:
             raise EngineError(
@@ -314,7 +321,7 @@ def edit(
             spelling = keep.spelling
             if isinstance(value, bool) and keep.flag is not None and keep.flag.negatable:
                 spelling = keep.flag.name
-            replacement[keep.start] = tokens_for(spelling, value, keep.flag, equals=keep.equals)
+            replacement[keep.start] = tokens_for(spelling, value, keep.flag, equals=keep.equals, exact=dialect.exact)
             continue
         offered = dialect.offered(param, flags)
         if offered is None:
@@ -323,7 +330,7 @@ def edit(
                 f"This engine build has no flag for the setting {param!r} (tried {tried}).",
                 hint="It is not testable here: leave it out, or use a build whose --help lists it.",
             )
-        tokens = tokens_for(offered, value, flags.by_name.get(offered))
+        tokens = tokens_for(offered, value, flags.by_name.get(offered), exact=dialect.exact)
         if keep is not None:
             replacement[keep.start] = tokens
         else:

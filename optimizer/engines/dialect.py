@@ -19,7 +19,8 @@ class Dialect:
     runs; they are no settings. ``text``: parameters whose values stay text even when they look like numbers.
     ``suffixes``: multipliers of ``16k``-like values, taken
     for the parameters in ``suffixed``. ``underscores``: the parser accepts ``--max_num_seqs`` too, and ``--flag.key
-    value``.
+    value``. ``exact``: the parser takes no prefixes, no ``--flag=value``, and always the next token as a value.
+    ``negatives``: short spellings that switch their option off.
     """
 
     spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -28,6 +29,8 @@ class Dialect:
     suffixes: Mapping[str, int] = field(default_factory=dict)
     suffixed: frozenset[str] = frozenset()
     underscores: bool = False
+    exact: bool = False
+    negatives: frozenset[str] = frozenset()
 
     @cached_property
     def _param_by_spelling(self) -> dict[str, str]:
@@ -40,6 +43,10 @@ class Dialect:
             return name
         base, dot, key = name.partition(".")
         return self._param_by_spelling.get(f"--{base.replace('_', '-')}", base) + dot + key
+
+    def param_spelled(self, spelling: str) -> str | None:
+        """The parameter that a spelling of ``spellings`` stands for, short ones (``-np``) included."""
+        return self._param_by_spelling.get(spelling)
 
     def param_of(self, flag: Flag) -> str:
         """The canonical parameter that a flag of a help text stands for."""

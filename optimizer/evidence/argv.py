@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from optimizer.evidence.found import Found
 from optimizer.evidence.literal import literal
+from optimizer.evidence.llamacpp_props import kv_type, method
 from optimizer.evidence.sglang_args import kv_dtype, quantization
 from optimizer.model.base import Value
 from optimizer.redact import may_hold_secret
@@ -31,6 +32,28 @@ _ALIASES = {
         "cc": "compilation_config",
         "spec_tokens": "num_speculative_tokens",
     },
+    "llamacpp": {
+        "m": "model",
+        "hf": "hf_repo",
+        "a": "alias",
+        "np": "parallel",
+        "c": "ctx_size",
+        "b": "batch_size",
+        "ub": "ubatch_size",
+        "t": "threads",
+        "tb": "threads_batch",
+        "fa": "flash_attn",
+        "ctk": "cache_type_k",
+        "ctv": "cache_type_v",
+        "ngl": "gpu_layers",
+        "n_gpu_layers": "gpu_layers",
+        "kvu": "kv_unified",
+        "md": "model_draft",
+        "spec_draft_model": "model_draft",
+        "spec_draft_n_max": "draft_max",
+        "draft": "draft_max",
+        "draft_n": "draft_max",
+    },
 }
 
 
@@ -43,8 +66,9 @@ def asked(argv: Sequence[str], engine: str) -> dict[str, Value]:
     while index < len(argv):
         word = argv[index]
         index += 1
-        if not word.startswith("-") or word in ("-", "--", "-m") or _numeric(word):
-            if word == "-m":
+        module = word == "-m" and engine != "llamacpp"  # python's; llama.cpp means its model
+        if not word.startswith("-") or word in ("-", "--") or module or _numeric(word):
+            if module:
                 index += 1
             continue
         name, sign, inline = word.partition("=")
@@ -85,6 +109,8 @@ def argv_facts(found: Found, argv: Sequence[str], engine: str) -> dict[str, Valu
         _sglang(found, flags)
     elif engine == "vllm":
         _vllm(found, flags)
+    elif engine == "llamacpp":
+        _llamacpp(found, flags)
     _common(found, flags)
     return flags
 
@@ -178,6 +204,29 @@ def _vllm(found: Found, flags: Mapping[str, Value]) -> None:
     if isinstance(offload, int | float) and not isinstance(offload, bool):
         found.add("feature.cpu_offload", offload > 0)
     speculation_facts(found, flags)
+
+
+def _llamacpp(found: Found, flags: Mapping[str, Value]) -> None:
+    slots = flags.get("parallel")
+    if isinstance(slots, int) and slots is not True and slots > 0:
+        found.add("scheduler.max_running_asked", slots)
+        found.add("scheduler.max_running", slots)
+    chunk = flags.get("ubatch_size")
+    if isinstance(chunk, int) and chunk is not True:
+        found.add("prefill.chunk_tokens", chunk)
+    if isinstance(flags.get("cache_prompt"), bool):
+        found.add("kv.prefix_cache", flags.get("cache_prompt"))
+    kind = flags.get("spec_type")
+    if isinstance(kind, str):
+        found.add("spec.method", method(kind))
+    else:
+        found.add("spec.method", "draft_model" if flags.get("model_draft") else "none")
+    drafts = flags.get("draft_max")
+    if isinstance(drafts, int) and drafts is not True:
+        found.add("spec.draft_tokens", drafts)
+    dtype = flags.get("cache_type_k")
+    if isinstance(dtype, str) and dtype == flags.get("cache_type_v"):
+        found.add("kv.dtype", kv_type(dtype))
 
 
 def speculation_facts(found: Found, flags: Mapping[str, Value]) -> None:

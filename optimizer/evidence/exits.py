@@ -52,8 +52,24 @@ _SECONDARY = (
 )
 
 _Rule = tuple[bytes, Cause]
+# llama.cpp's own words; the decisive line comes first, what follows repeats that the model or the server failed.
+START_ERRORS_LLAMACPP: tuple[_Rule, ...] = (
+    (b"couldn't bind HTTP server socket", "port_busy"),
+    (b"failed to open GGUF file", "model_missing"),
+    (b"failed to allocate buffer for kv cache", "oom_kv"),
+    (b"failed to allocate compute", "oom_kv"),
+    (b"cudaMalloc failed: out of memory", "oom_weights"),
+    (b"unable to allocate CUDA", "oom_weights"),
+    (b"error loading model: ", "model_missing"),
+    (b"ggml_aligned_malloc: insufficient memory", "oom_weights"),
+    (b"error: invalid argument: ", "bad_flag"),
+    (b"error while handling argument ", "bad_flag"),
+    (b"error: the argument has been removed", "bad_flag"),
+    (b"quantized V cache was requested, but this requires Flash Attention", "bad_flag"),
+)
 # A specific text decides by itself. Order matters only within one line.
 _SPECIFIC: tuple[_Rule, ...] = (
+    *START_ERRORS_LLAMACPP,
     (b"No space left on device", "disk_full"),
     (b"Address already in use", "port_busy"),
     (b"address already in use", "port_busy"),
@@ -117,7 +133,7 @@ _WEAK = (
 _HINT = re.compile(
     rb"rror|emory|xception|in use|space|nterrupt|sigquit|SIGQUIT|crash|watchdog|Watchdog|oom|profiled value|fault"
     rb"|core dumped|died|memory|valid model|desired GPU"
-    rb"|unbalanced|Unrecognized|load the conf|Model path|Offline|init|Capt|Load|Start|KV |Memory|Graph|Applic|fired"
+    rb"|unbalanced|Unrecognized|load the conf|Model path|Offline|init|Capt|Load|Start|KV |Memory|Graph|Applic|fired|bind|GGUF|allocat|V cache"
 )
 
 

@@ -290,9 +290,10 @@ def _processes(found: Found, now: Metrics, name: str) -> None:
 
 
 def _llamacpp(found: Found, now: Metrics, before: Metrics | None) -> None:
-    found.add("engine.name", "other", now.line("llamacpp:tokens_predicted_total"))
+    found.add("engine.name", "llamacpp", now.line("llamacpp:tokens_predicted_total"))
     busy = now.total("llamacpp:n_busy_slots_per_decode")
-    found.add("decode.batch_p50", busy, now.line("llamacpp:n_busy_slots_per_decode"))
+    if busy:
+        found.add("decode.batch_p50", busy, now.line("llamacpp:n_busy_slots_per_decode"))
     tokens, seconds = (
         _difference(now, before, "llamacpp:tokens_predicted_total"),
         _difference(now, before, "llamacpp:tokens_predicted_seconds_total"),

@@ -1,5 +1,8 @@
-"""Both adapters pass the suite that third-party adapters run."""
+"""All adapters pass the suite that third-party adapters run."""
 
+from pathlib import Path
+
+from optimizer.engines.llamacpp import ENGINE as LLAMACPP
 from optimizer.engines.sglang import ENGINE as SGLANG
 from optimizer.engines.vllm import ENGINE as VLLM
 from optimizer.testing.engine_contract import EngineContract
@@ -32,3 +35,16 @@ class TestVLLM(EngineContract):
 
 class TestVLLMServe(TestVLLM):
     argv = ("/opt/venv/bin/python3", "/opt/venv/bin/vllm", "serve", "/m", "--max_model_len", "2k")
+
+
+class TestLlamaCpp(EngineContract):
+    engine = LLAMACPP
+    help_text = (Path(__file__).parents[2] / "recordings/llamacpp-2026.10-cpu/help.txt").read_text(encoding="utf-8")
+    argv = ("/opt/llama.cpp/llama-server", "-m", "/m/model.gguf", "-ngl", "99", "-c", "8192", "--metrics")
+    number = "parallel"
+    switch = "kv_unified"
+    text = "chat_template"
+
+
+class TestLlamaCppScript(TestLlamaCpp):
+    argv = ("/opt/venv/bin/python3", "/opt/venv/bin/llama-server", "--model", "/m/model.gguf", "--n_gpu_layers", "99")
