@@ -20,6 +20,9 @@ DOORS = {
     "yaml": ("optimizer.knowledge.load", "optimizer.engines.deploy"),
     "click": ("optimizer.cli.",),
     "rich": ("optimizer.cli.", "optimizer.report."),
+    "jinja2": ("optimizer.report.page",),
+    "markupsafe": ("optimizer.report.page",),
+    "matplotlib": ("optimizer.report.charts",),
     "structlog": ("optimizer.log",),
     "uvloop": ("optimizer.bench.loadgen", "optimizer.bench.nullserver"),  # never needed, only tried
 }

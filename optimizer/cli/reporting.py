@@ -1,0 +1,35 @@
+"""``report``: a study for people who were not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+
+
+@click.command()
+@click.argument("study")
+@click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html", show_default=True,
+              help="One self-contained page, Markdown, the whole document, or one row per launch.")  # fmt: skip
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Where to write it (default: beside the journal; `-` for stdout).")
+@json_option
+@click.pass_context
+def report(ctx: click.Context, study: str, form: str, output: Path | None, as_json: bool) -> None:
+    """Write a study as one file: the answer first, then every measurement and what was ruled out by it."""
+    from optimizer.wiring.reporting import report_of
+
+    folder = roots_of(ctx).study(study)
+    text = report_of(folder, form)
+    if output is not None and str(output) == "-":
+        click.echo(text, nl=not text.endswith("\n"))
+        return
+    path = output or folder / f"report.{form}"
+    path.write_text(text, encoding="utf-8")
+    if wants_json(ctx, as_json):
+        print_json({"study": study, "format": form, "path": str(path), "bytes": len(text.encode())})
+    else:
+        click.echo(f"Written: {path} ({len(text.encode()) / 1024:.0f} KiB)")
+
+

@@ -1,0 +1,161 @@
+"""The plots of a report as inline SVG, drawn by matplotlib: text stays text, colours follow the page's light or dark theme, and the
+same document always gives the same bytes. It computes nothing but positions."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from optimizer.report.prose import number
+
+# Okabe & Ito's colours that keep their contrast on white and on near-black; told apart without colour by marker and line style too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7A7A7A")
+STYLES, MARKERS = ("-", "--", "-.", ":"), ("o", "s", "^", "D", "v", "P", "X")
+INK = "#010203"  # stands for the page's own text colour until the SVG is written
+RC: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "optimize", "font.family": "sans-serif", "font.size": 11, "text.color": INK, "axes.edgecolor": INK,
+    "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+    "axes.grid": True, "grid.alpha": 0.25, "grid.color": INK, "axes.titlesize": 11,
+}  # fmt: skip
+SHOWN_BELIEFS = 6
+
+
+def _figure(height: float) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(8.0, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    return figure, figure.add_subplot()
+
+
+def _svg(figure: Figure, identity: str, title: str, description: str) -> str:
+    """Inline SVG with a title and a description for who cannot see it. ``identity`` keeps the ids of several plots apart."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    text = re.sub(r'(?<=\bid=")', f"{identity}-", text)
+    text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\1{identity}-", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    head = re.match(r"<svg[^>]*>", text)
+    assert head is not None
+    box = re.search(r'viewBox="[^"]*"', head[0])
+    assert box is not None
+    opening = (
+        f'<svg {box[0]} role="img" aria-labelledby="{identity}-title {identity}-description" xmlns="http://www.w3.org/2000/svg" '
+        'xmlns:xlink="http://www.w3.org/1999/xlink">'
+        f'<title id="{identity}-title">{_escaped(title)}</title><desc id="{identity}-description">{_escaped(description)}</desc>'
+    )
+    return opening + text[head.end() :].strip()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def waterfall(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
+    """Where one decode step's time goes, at first and at last: stacked bars in milliseconds."""
+    rows = [row for row in rows if row["step_ms"] is not None]
+    if not rows:
+        return ""
+    buckets = list(dict.fromkeys(part["bucket"] for row in rows for part in row["lost"]))
+    with mpl.rc_context(RC):
+        figure, axes = _figure(1.2 + 0.75 * len(rows))
+        labels = labels[: len(rows)]
+        for index, row in enumerate(rows):
+            left = 0.0
+            parts = [("roofline", row["roofline_ms"]), *((part["bucket"], part["ms"]) for part in row["lost"])]
+            for name, ms in parts:
+                colour = COLOURS[2] if name == "roofline" else COLOURS[(buckets.index(name) + (0 if buckets.index(name) < 2 else 1)) % len(COLOURS)]
+                axes.barh(-index, ms, left=left, height=0.55, color=colour, label=name if index == 0 or name not in axes.get_legend_handles_labels()[1] else None)
+                if ms > 0.08 * max(item["step_ms"] for item in rows):
+                    axes.text(left + ms / 2, -index, f"{name}\n{number(ms, 3)} ms", ha="center", va="center", color="white", fontsize=9)
+                left += ms
+        axes.set_yticks([-index for index in range(len(rows))], labels)
+        axes.set_xlabel(f"ms of one decode step at concurrency {rows[0]['concurrency']}")
+        axes.grid(axis="y", visible=False)
+        figure.legend(loc="outside lower center", ncols=min(6, len(buckets) + 1))
+        losses = [", ".join(f"{part['bucket']} {100 * part['share']:.0f} %" for part in row["lost"]) for row in rows]
+        said = "; ".join(f"{label}: {text}" for label, text in zip(labels, losses, strict=False))
+        return _svg(figure, "waterfall", "Where the time of a decode step goes", f"Losses against the roofline. {said}.")
+
+
+def trials(rows: Sequence[Mapping[str, Any]], target: float | None) -> str:
+    """Every setting with its launches (points) and the interval of their mean (bar)."""
+    rows = [row for row in rows if row["value"] is not None]
+    if not rows:
+        return ""
+    with mpl.rc_context(RC):
+        figure, axes = _figure(1.1 + 0.5 * len(rows))
+        for index, row in enumerate(rows):
+            low, high = row["interval"]
+            axes.plot([low, high], [-index, -index], color=COLOURS[0], linewidth=5, alpha=0.35, solid_capstyle="butt")
+            axes.plot([row["value"]], [-index], marker="|", color=COLOURS[0], markersize=16, markeredgewidth=2)
+            axes.plot([item["value"] for item in row["launches"]], [-index] * len(row["launches"]), "o", color=COLOURS[0], markersize=5, alpha=0.8)
+            if row["confirmed"] is not None:
+                axes.plot([row["confirmed"]], [-index], "D", color=COLOURS[1], markersize=8, label="fresh confirmation")
+        if target is not None:
+            axes.axvline(target, color=COLOURS[1], linestyle="--", linewidth=1.5, label="target")
+        axes.set_yticks([-index for index in range(len(rows))], [_short(row["text"]) for row in rows])
+        axes.set_xlabel(f"{rows[0]['metric'].replace('_per_s', '').replace('_', ' ')}, {rows[0]['unit']}")
+        axes.set_xlim(left=0)
+        handles, names = axes.get_legend_handles_labels()
+        if names:
+            unique = dict(zip(names, handles, strict=True))
+            figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=2)
+        said = "; ".join(f"{row['text']}: {number(row['value'])} [{number(row['interval'][0])}, {number(row['interval'][1])}] {row['unit']}" for row in rows)
+        return _svg(figure, "trials", "Every setting that was launched", f"Mean and 95 % interval over launches. {said}.")
+
+
+def belief_history(history: Mapping[str, Sequence[tuple[int, float]]], journal: int) -> str:
+    """Probability of the causes that were ever likely, over the entries of the journal."""
+    shown = list(history.items())[:SHOWN_BELIEFS]
+    if not shown:
+        return ""
+    with mpl.rc_context(RC):
+        figure, axes = _figure(3.6)
+        for index, (name, points) in enumerate(shown):
+            end = max(seq for points_ in history.values() for seq, _ in points_)
+            xs, ys = [seq for seq, _ in points], [probability for _, probability in points]
+            if xs[-1] == end and journal > end:
+                xs, ys = [*xs, journal], [*ys, ys[-1]]
+            axes.plot(xs, ys, STYLES[index % 4], marker=MARKERS[index % 7], markersize=4, color=COLOURS[index % 7], drawstyle="steps-post", label=name)
+        axes.set_ylim(0, 1.02)
+        axes.set_ylabel("probability")
+        axes.set_xlabel("journal entry")
+        figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+        said = "; ".join(f"{name} from {points[0][1]:.2f} to {points[-1][1]:.2f}" for name, points in shown)
+        return _svg(figure, "beliefs", "How the ranking moved", f"{said}.")
+
+
+def levels(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> str:
+    """Throughput against latency at each concurrency, before and after: one launch each, no interval."""
+    with mpl.rc_context(RC):
+        figure, axes = _figure(3.6)
+        drawn = []
+        for index, (label, points) in enumerate((("as found", before), ("at the end", after))):
+            usable = [point for point in points if point.get("output_tokens_per_s") and point.get("tpot_p50_ms")]
+            if not usable or (index == 1 and list(after) == list(before)):
+                continue
+            xs, ys = [point["tpot_p50_ms"] for point in usable], [point["output_tokens_per_s"] for point in usable]
+            axes.plot(xs, ys, STYLES[index], marker=MARKERS[index], color=COLOURS[index], label=label)
+            for point, x, y in zip(usable, xs, ys, strict=True):
+                axes.annotate(f"c={point['concurrency']}", (x, y), textcoords="offset points", xytext=(6, 6), fontsize=9)
+            drawn.append(f"{label}: " + ", ".join(f"{number(y)} tok/s at {number(x, 3)} ms (c={point['concurrency']})" for point, x, y in zip(usable, xs, ys, strict=True)))
+        if not drawn:
+            return ""
+        axes.set_xlabel("TPOT p50, ms")
+        axes.set_ylabel("output tok/s")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.margins(0.12)
+        figure.legend(loc="outside lower center", ncols=2)
+        return _svg(figure, "levels", "Throughput and latency before and after", f"{'; '.join(drawn)}.")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 48 else f"{text[:45]}…"

@@ -1,0 +1,199 @@
+"""A study as one document: the answer, what was measured, what was believed when, what was ruled out and by what. Built from the
+journal alone; every number carries its unit, the launches behind it and its interval, or says that it has none. It draws nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optimizer.core import closing
+from optimizer.core.closing import PLAIN_ENDINGS, is_refuted, pooled, summary
+from optimizer.core.plan import Plan
+from optimizer.core.state import ArmState, State
+from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.target import unit_of
+from optimizer.report.prose import changes_text, sentence
+from optimizer.stats.interval import half_width
+
+# Who can win back what a bucket of the waterfall holds, where no setting does.
+TAKERS = {
+    "queue": "a setting: slots, KV pool or more replicas",
+    "eager": "a setting: captured graph sizes",
+    "collectives": "a setting, the interconnect, or fewer GPUs per replica",
+    "drafts": "a better draft model, or fewer draft steps",
+    "host": "a faster host CPU, or an engine that overlaps its scheduling",
+    "kernel": "whoever writes the kernels: see the hand-over sheet",
+}
+SHAPE_FACTS = (
+    "gpu.name", "gpu.arch", "gpu.count", "gpu.driver", "gpu.cuda", "model.family", "model.params_total_b", "model.quantization", "model.moe_experts",
+    "kernel.attention_backend", "kernel.attention_prefill", "kernel.moe_backend", "kernel.moe_config", "kernel.linear_backend", "kernel.quant_flag",
+    "kernel.compile_mode", "kernel.time_share", "kv.dtype", "kv.block_tokens", "graphs.capture_sizes", "startup.warnings", "roofline.decode_ratio",
+)  # fmt: skip
+# Of the model's own config.json: the dimensions that a kernel is specialised on, and the formats of what it reads.
+SHAPE_KEYS = (
+    "architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "moe_intermediate_size", "n_routed_experts", "num_experts", "num_local_experts", "num_experts_per_tok", "q_lora_rank", "kv_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "index_n_heads", "index_head_dim", "index_topk", "torch_dtype", "dtype", "expert_dtype", "vocab_size",
+)  # fmt: skip
+
+
+def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[str, Any]:
+    """Everything that a report shows, JSON-ready."""
+    result = dict(state.closed) if state.closed is not None else {**summary(state, plan), "ending": "open", "reason": "The study is not closed."}
+    spec = state.spec
+    return {
+        "study": result["study"],
+        "ending": result["ending"],
+        "ending_text": PLAIN_ENDINGS.get(result["ending"], result["ending"]),
+        "reason": result["reason"],
+        "host": spec.host.name if spec else None,
+        "engine": (state.survey or {}).get("engine"),
+        "engine_version": (state.survey or {}).get("engine_version"),
+        "gpu": (state.survey or {}).get("gpu"),
+        "gpu_count": (state.survey or {}).get("gpu_count"),
+        "target": result["target"],
+        "target_value": spec.target.primary.value if spec and spec.target.primary else None,
+        "workload": result["workload"],
+        "opened_utc": entries[0].at_utc if entries else None,
+        "result": result,
+        "changes": _changes(entries, state, plan),
+        "trials": trials(state),
+        "beliefs": beliefs(entries),
+        "waterfalls": [_waterfall(entry) for entry in _first_and_last(entries, EntryKind.CEILING)],
+        "waterfall_labels": ["as found", "at the end"] if state.promoted else ["as first estimated", "as known at the end"],
+        "flips": [dict(flip) for flip in state.flips],
+        "ruled_out_by_evidence": [dict(item) for item in state.ruled_out],
+        "ruled_out_by_measurement": _entries_of(entries, EntryKind.PRUNED),
+        "deferred": _entries_of(entries, EntryKind.DEFERRED),
+        "refused": [dict(item) for item in state.refusals],
+        "left": _left(entries),
+        "hand_over": _hand_over(state),
+        "journal": [{"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "cause": entry.cause, "text": sentence(entry)} for entry in entries],
+    }
+
+
+def trials(state: State) -> list[dict[str, Any]]:
+    """One row per setting that was launched: its launches, and its mean with the 95 % interval over launches."""
+    metric = state.spec.target.primary.metric if state.spec and state.spec.target.primary else "output_tokens_per_s"
+    noise = pooled(state)
+    rows = []
+    for arm in state.arms.values():
+        values = [result.value for result in arm.results]
+        row: dict[str, Any] = {
+            "settings": dict(arm.settings.values), "text": changes_text(arm.settings.values) if arm.settings.values else "as found",
+            "metric": metric, "unit": unit_of(metric), "launches": [{"launch": result.launch, "entry": result.entry, "value": result.value} for result in arm.results],
+            "invalid": [{"launch": launch, "why": why} for launch, why in arm.invalid], "crashed": arm.crashed, "confirmed": arm.confirmed.value if arm.confirmed else None,
+            "value": None, "interval": None, "levels": _levels(arm),
+        }  # fmt: skip
+        if values:
+            mean = math.fsum(math.log(max(value, 1e-3)) for value in values) / len(values)
+            half = half_width(1 - closing.policy(state).error, noise.degrees_of_freedom, noise.sd / math.sqrt(len(values)))
+            row |= {"value": math.exp(mean), "interval": [math.exp(mean - half), math.exp(mean + half)]}
+        if values or arm.invalid or arm.crashed:
+            rows.append(row)
+    return rows
+
+
+def _levels(arm: ArmState) -> list[dict[str, Any]]:
+    """Of the last launch: a figure at each concurrency, one launch each and so without an interval."""
+    if not arm.results:
+        return []
+    wanted = ("output_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "itl_p99_ms")
+    return [
+        {"concurrency": point.concurrency, "requests": point.requests_ok, "window_s": point.window_s, **{name: point.metrics.get(name) for name in wanted}}
+        for point in sorted(arm.results[-1].points, key=lambda point: point.concurrency)
+    ]
+
+
+def beliefs(entries: Sequence[Entry]) -> dict[str, list[tuple[int, float]]]:
+    """``{hypothesis: [(entry, probability), ...]}`` over the rankings of the study, those first that were ever likely."""
+    history: dict[str, list[tuple[int, float]]] = {}
+    for entry in entries:
+        if entry.kind == EntryKind.RANKED:
+            for row in entry.body["hypotheses"]:
+                history.setdefault(row["id"], []).append((entry.seq, float(row["probability"])))
+    return dict(sorted(history.items(), key=lambda item: (-max(point[1] for point in item[1]), item[0])))
+
+
+def _changes(entries: Sequence[Entry], state: State, plan: Plan) -> list[dict[str, Any]]:
+    """Each setting that was kept, with the causes that it cures and the measurement behind it."""
+    if is_refuted(state):
+        return []
+    rows = []
+    for entry in entries:
+        if entry.kind == EntryKind.PROMOTED and entry.seq in state.promotions:
+            names = [entry.body["hypothesis"], *entry.body.get("companions", ())]
+            claims = [{"id": name, "claim": book.claim} for name in names if (book := plan.playbook(name)) is not None]
+            changes = {name: value for name, value in entry.body["changes"].items() if value is not None or name in state.given}
+            rows.append({"entry": entry.seq, "changes": changes, "text": changes_text(changes or entry.body["changes"]), "causes": claims, "measured": entry.body["why"]})
+    return rows
+
+
+def _first_and_last(entries: Sequence[Entry], kind: EntryKind) -> list[Entry]:
+    found = [entry for entry in entries if entry.kind == kind and not entry.body.get("unknown")]
+    return [found[0], found[-1]] if len(found) > 1 else found
+
+
+def _waterfall(entry: Entry) -> dict[str, Any]:
+    """Milliseconds of one decode step: what the roofline needs, then each loss. They add up to the measured step."""
+    body = entry.body
+    lost = [{**part, "who": TAKERS.get(part["bucket"], "")} for part in body["lost"] if part.get("ms") is not None]
+    share = math.fsum(part["share"] for part in lost)
+    total = lost[0]["ms"] / lost[0]["share"] if lost and lost[0]["share"] else None
+    return {
+        "entry": entry.seq, "concurrency": body["concurrency"], "ceiling_tokens_per_s": body["ceiling_tokens_per_s"],
+        "measured_tokens_per_s": body["measured_tokens_per_s"], "reachable_tokens_per_s": body["reachable_tokens_per_s"],
+        "step_ms": total, "roofline_ms": total * (1 - share) if total is not None else None, "lost": lost, "notes": list(body.get("notes", [])),
+    }  # fmt: skip
+
+
+def _entries_of(entries: Sequence[Entry], kind: EntryKind) -> list[dict[str, Any]]:
+    return [{"entry": entry.seq, "hypothesis": entry.body["hypothesis"], "changes": changes_text(entry.body.get("changes", {})), "verdict": entry.body.get("verdict"),
+             "why": entry.body.get("why", "")} for entry in entries if entry.kind == kind and "hypothesis" in entry.body]  # fmt: skip
+
+
+def _left(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """What the last waterfall still loses, and who could win it back."""
+    last = _first_and_last(entries, EntryKind.CEILING)[-1:]
+    return [part for entry in last for part in sorted(_waterfall(entry)["lost"], key=lambda part: -part["share"]) if part["share"] >= 0.02]
+
+
+def _hand_over(state: State) -> dict[str, Any] | None:
+    """What somebody who writes kernels needs: who is suspected and why, on which lines, with which shapes."""
+    handed = [dict(item) for item in state.refusals if item.get("kind") == "hand_over"]
+    if not handed:
+        return None
+    names = [item["hypothesis"] for item in handed]
+    evidence = state.evidence
+    shapes = [
+        {"fact": name, "value": fact.value, "unit": fact.unit, "source": fact.source, "line": fact.line}
+        for name in SHAPE_FACTS
+        if (fact := evidence.get(name)) is not None
+    ]
+    config = (state.survey or {}).get("model_config_json") or {}
+    shapes += [{"fact": key, "value": config[key], "unit": "", "source": "config.json", "line": None} for key in SHAPE_KEYS if config.get(key) is not None]
+    quantised = config.get("quantization_config")
+    if isinstance(quantised, dict):
+        plain = {key: value for key, value in quantised.items() if isinstance(value, str | int | float | bool | list) and len(str(value)) < 80}
+        shapes.append({"fact": "quantization_config", "value": plain, "unit": "", "source": "config.json", "line": None})
+    suspects = [
+        {"id": row["id"], "probability": row["probability"], "for": [item for item in row.get("for", []) if "fact" in item],
+         "against": [item for item in row.get("against", []) if "fact" in item]}
+        for row in state.ranked if row["id"] in names
+    ]  # fmt: skip
+    return {"reasons": [{"id": item["hypothesis"], "why": item["why"]} for item in handed], "suspects": suspects, "shapes": shapes}
+
+
+def trial_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One flat row per launch, for CSV."""
+    rows: list[dict[str, Any]] = []
+    for trial in document["trials"]:
+        low, high = trial["interval"] or (None, None)
+        shared = {"study": document["study"], "settings": trial["text"], "metric": trial["metric"], "unit": trial["unit"], "mean_of_launches": trial["value"],
+                  "interval_low": low, "interval_high": high, "launches": len(trial["launches"])}  # fmt: skip
+        rows += [{**shared, "launch": item["launch"], "value": item["value"], "entry": item["entry"], "state": "valid"} for item in trial["launches"]]
+        rows += [{**shared, "launch": item["launch"], "value": None, "entry": None, "state": f"invalid: {item['why']}"} for item in trial["invalid"]]
+        if trial["crashed"]:
+            rows.append({**shared, "launch": None, "value": None, "entry": None, "state": f"infeasible: {trial['crashed']}"})
+    return rows

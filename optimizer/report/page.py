@@ -1,0 +1,49 @@
+"""The report as one HTML file that needs no network: a template, the document and its plots. It decides nothing about content."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from optimizer.report import charts
+from optimizer.report.document import trial_rows
+from optimizer.report.prose import number, result_text
+
+
+def report_html(document: Mapping[str, Any]) -> str:
+    """One self-contained page."""
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("optimizer.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+                                     undefined=jinja2.StrictUndefined)  # fmt: skip
+    environment.filters.update(number=number, result_text=result_text, percent=lambda share: f"{100 * share:.1f} %")
+    result = document["result"]
+    before = {level["concurrency"]: level for level in result["baseline"].get("levels", [])}
+    drawn = {
+        "waterfall": charts.waterfall(document["waterfalls"], document["waterfall_labels"]),
+        "trials": charts.trials(document["trials"], document["target_value"]),
+        "beliefs": charts.belief_history(document["beliefs"], len(document["journal"])),
+        "levels": charts.levels(_by_concurrency(result["baseline"]), _by_concurrency(result["best"])),
+    }
+    text: str = environment.get_template("report.html.j2").render(
+        **document, charts={name: Markup(svg) for name, svg in drawn.items()}, before=before,
+    )  # fmt: skip
+    return text
+
+
+def _by_concurrency(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return sorted(result.get("levels", []), key=lambda level: level["concurrency"])
+
+
+def report_csv(document: Mapping[str, Any]) -> str:
+    """One row per launch."""
+    rows = trial_rows(document)
+    buffer = io.StringIO()
+    columns = ["study", "settings", "launch", "state", "metric", "unit", "value", "mean_of_launches", "interval_low", "interval_high", "launches", "entry"]
+    writer = csv.DictWriter(buffer, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()

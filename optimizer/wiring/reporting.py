@@ -1,0 +1,32 @@
+"""A study's journal as a report in one of its forms; reads the journal only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from optimizer.core.state import fold
+from optimizer.errors import JournalError
+from optimizer.journal import Journal
+from optimizer.report.document import study_document
+from optimizer.wiring import pinned_library, plan_of
+
+
+def report_of(folder: Path, form: str) -> str:
+    """``html``, ``md``, ``json`` or ``csv``. A study that still runs is reported as far as it got."""
+    with Journal.open(folder / "journal.db", write=False) as journal:
+        entries = journal.read()
+        state = fold(entries)
+        if state.spec is None:
+            raise JournalError(f"The study {folder.name} was never opened completely.", hint="There is nothing to report.")
+        plan = plan_of(pinned_library(journal, entries))
+    if form == "md":
+        from optimizer.report.study import report_markdown
+
+        return report_markdown(entries, state, plan)
+    document = study_document(entries, state, plan)
+    if form == "json":
+        return json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n"
+    from optimizer.report.page import report_csv, report_html
+
+    return report_csv(document) if form == "csv" else report_html(document)

@@ -1,0 +1,150 @@
+"""The report of a real study (one H200, recorded): the answer first, complete, self-contained, and safe whatever its texts say."""
+
+import csv
+import io
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from optimizer.cli import main
+from optimizer.report.document import study_document
+from optimizer.report.page import report_html
+from optimizer.wiring.reporting import report_of
+
+ROOT = Path(__file__).parents[3]
+H200 = ROOT / "tests/histories/h200-7b-eager"
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, object]:
+    found: dict[str, object] = json.loads(report_of(H200, "json"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return report_of(H200, "html")
+
+
+class Outline(HTMLParser):
+    """Tags, ids and what is fetched from elsewhere; unbalanced tags are an error."""
+
+    VOID = ("meta", "br", "img", "hr", "link", "input", "path", "use", "rect", "circle")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.fetched: list[str] = []
+        self.anchors: list[str] = []
+        self.tags: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id" and value:
+                self.ids.append(value)
+            if name in ("src", "href", "xlink:href") and value:
+                (self.anchors if value.startswith("#") else self.fetched).append(value)
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def outline(page: str) -> Outline:
+    found = Outline()
+    found.feed(page)
+    return found
+
+
+def test_the_answer_comes_first_with_launches_and_interval(page: str) -> None:
+    top = re.sub(r"<[^>]+>", " ", page[page.index("<h1>") : page.index('id="changes"')])
+    assert "target met" in top and "2,540 tok/s" in top and "205.8" in top
+    assert re.search(r"2,540 tok/s \[[\d,.]+, [\d,.]+\] \(1 launch, a fresh confirmation", top)
+    assert "95 % over launches" in top
+
+
+def test_each_changed_setting_is_explained(document: dict[str, object]) -> None:
+    changes = document["changes"]
+    assert isinstance(changes, list)
+    told = {name for change in changes for name in change["changes"]}
+    assert {"disable_cuda_graph", "max_running_requests"} <= told
+    for change in changes:
+        assert change["causes"] and all(cause["claim"] for cause in change["causes"])
+        assert re.search(r"×[\d.]+ \[[\d.]+, [\d.]+\]", change["measured"])
+
+
+def test_nothing_is_fetched_and_every_link_has_its_place(page: str) -> None:
+    found = outline(page)
+    assert found.fetched == []
+    assert len(found.ids) == len(set(found.ids)), [name for name in found.ids if found.ids.count(name) > 1][:5]
+    assert {anchor[1:] for anchor in found.anchors} <= set(found.ids)
+    assert "<script" not in page and "@import" not in page and not re.search(r"url\((?!#)", page)
+
+
+def test_every_plot_is_there_with_words_for_who_cannot_see_it(page: str) -> None:
+    plots = re.findall(r'<svg[^>]*role="img"[^>]*aria-labelledby="(\w+)-title \w+-description"', page)
+    assert plots == ["waterfall", "trials", "levels", "beliefs"]
+    for name in plots:
+        description = re.search(rf'<desc id="{name}-description">([^<]+)</desc>', page)
+        assert description is not None and len(description[1]) > 20
+    assert page.count("<table>") == page.count("</table>") >= 5 and 'scope="col"' in page
+
+
+def test_the_same_study_gives_the_same_bytes(page: str) -> None:
+    assert report_of(H200, "html") == page
+
+
+def test_texts_of_a_study_are_text(document: dict[str, object]) -> None:
+    evil = '<script>alert(1)</script><img src=x onerror="alert(2)">'
+    poisoned = json.loads(json.dumps(document))
+    poisoned |= {"reason": evil, "host": evil, "study": evil}
+    poisoned["journal"][0]["text"] = poisoned["result"]["hypotheses"][0]["reason"] = poisoned["changes"][0]["causes"][0]["claim"] = evil
+    poisoned["trials"][0]["text"] = evil
+    poisoned["waterfalls"][0]["lost"][0]["bucket"] = evil
+    page = report_html(poisoned)
+    assert "<script" not in page and "<img" not in page and "&lt;script&gt;" in page
+
+
+def test_csv_has_one_row_per_launch(document: dict[str, object]) -> None:
+    rows = list(csv.DictReader(io.StringIO(report_of(H200, "csv"))))
+    trials = document["trials"]
+    assert isinstance(trials, list)
+    assert len(rows) == sum(len(trial["launches"]) + len(trial["invalid"]) + bool(trial["crashed"]) for trial in trials) >= 3
+    assert all(row["unit"] == "tok/s" and float(row["interval_low"]) < float(row["value"]) < float(row["interval_high"]) for row in rows if row["state"] == "valid")
+
+
+def test_the_waterfall_adds_up(document: dict[str, object]) -> None:
+    waterfalls = document["waterfalls"]
+    assert isinstance(waterfalls, list) and waterfalls
+    for row in waterfalls:
+        assert row["roofline_ms"] + sum(part["ms"] for part in row["lost"]) == pytest.approx(row["step_ms"])
+
+
+def test_the_command_writes_beside_the_journal_and_to_stdout(tmp_path: Path) -> None:
+    shutil.copytree(H200, tmp_path / "s")
+    done = CliRunner().invoke(main, ["--runs", str(tmp_path), "report", "s"])
+    assert done.exit_code == 0 and str(tmp_path / "s/report.html") in done.output
+    assert (tmp_path / "s/report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    printed = CliRunner().invoke(main, ["--runs", str(tmp_path), "report", "s", "--format", "md", "--output", "-"])
+    assert printed.output.startswith("# Study ")
+    unknown = CliRunner().invoke(main, ["--runs", str(tmp_path), "report", "nope"])
+    assert unknown.exit_code == 2 and "nope" in unknown.output
+
+
+def test_a_study_that_has_just_been_opened_has_a_report_too(document: dict[str, object]) -> None:
+    from optimizer.core.state import fold
+    from optimizer.journal import Journal
+    from optimizer.wiring import pinned_library, plan_of
+
+    with Journal.open(H200 / "journal.db", write=False) as journal:
+        entries = journal.read()
+        plan = plan_of(pinned_library(journal, entries))
+    for upto in (1, 3, 8, 14, len(entries) // 2, len(entries) - 1):
+        page = report_html(study_document(entries[:upto], fold(entries[:upto]), plan))
+        assert "<h1>" in page
