@@ -21,6 +21,7 @@ from optimizer.model.evidence import Evidence
 from optimizer.model.measurement import LoadPoint
 from optimizer.model.playbook import Playbook
 
+REVISED_EFFICIENCY = 0.05  # below, the launches of one setting differ by as much
 DEEPEST_DRAFT = 5  # tokens: what a configuration could at most ask for
 
 
@@ -93,6 +94,12 @@ def ceiling_body(state: State, plan: Plan) -> dict[str, Any]:
         return {"unknown": "nothing was measured"}
     levels = [_level(inputs_at(state, plan, arm, point)) for point in arm.results[-1].points]
     return {**levels[0], "side": levels[1:]}
+
+
+def is_revised(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a candidate's launch has shown how fast this box decodes, so that the same baseline's losses are seen otherwise."""
+    was, found = before.get("efficiency"), now.get("efficiency")
+    return isinstance(was, int | float) and isinstance(found, int | float) and was > 0 and abs(found / was - 1) > REVISED_EFFICIENCY
 
 
 def _level(inputs: Inputs) -> dict[str, Any]:
