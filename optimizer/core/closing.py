@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from optimizer.core import answers, economy
@@ -51,7 +52,12 @@ def policy(state: State) -> JudgePolicy:
 
 def pooled(state: State) -> Noise:
     """Launch-to-launch noise over every setting of this study that was launched at least twice, with the prior."""
-    return pooled_noise([arm.arm() for arm in state.arms.values()], policy(state))
+    return pooled_noise([arm.arm() for arm in arms_of(state)], policy(state))
+
+
+def arms_of(state: State) -> list[ArmState]:
+    """Every arm, what it gave before and after a drift apart: the noise within each is the box's noise, the step between is not."""
+    return [*state.arms.values(), *(replace(arm, results=arm.earlier) for arm in state.arms.values() if arm.earlier)]
 
 
 def launches_left(state: State, reserve: int) -> int:
@@ -138,7 +144,7 @@ def wanted_state(state: State) -> str:
 
 def is_confirmed_better(state: State) -> bool:
     """Whether the fresh launch of the promoted settings meets the target, or beats the mean of the server as it was found."""
-    confirmed, first = state.base_arm.confirmed, [result.ln for result in state.first_arm.results]
+    confirmed, first = state.base_arm.confirmed, [result.ln for result in state.first_arm.results or state.first_arm.earlier]
     if not state.promoted or confirmed is None:
         return False
     met = state.closing is not None and state.closing.ending == "met"  # then a guard may be what was won
@@ -231,6 +237,7 @@ def summary(state: State, plan: Plan) -> dict[str, Any]:
         "best": _result(state, best, metric, noise, confirmed=kept),
         "hypotheses": hypotheses(state, plan),
         "promoted": [dict(changes) for changes in state.promoted] if kept else [],
+        **({"drifts": state.drifts} if state.drifts else {}),
         **({"answers": compared.plain()} if compared is not None else {}),
     }
 
@@ -259,7 +266,7 @@ def hypotheses(state: State, plan: Plan) -> list[dict[str, Any]]:
 
 def _result(state: State, arm: ArmState, metric: str, noise: Noise, *, confirmed: bool) -> dict[str, Any]:
     """Value with its 95 % interval over launches. A promoted result is the fresh confirmation's number alone."""
-    results = [arm.confirmed] if confirmed and arm.confirmed else list(arm.results)
+    results = [arm.confirmed] if confirmed and arm.confirmed else list(arm.results or arm.earlier)
     if not results:
         return {"metric": metric, "unit": unit_of(metric), "value": None, "interval": None, "launches": 0,
                 "settings": dict(arm.settings.values)}  # fmt: skip
@@ -282,4 +289,5 @@ def _result(state: State, arm: ArmState, metric: str, noise: Noise, *, confirmed
         "levels": levels,
         "settings": dict(arm.settings.values),
         "entries": [result.entry for result in results],
+        **({"before_drift": True} if not arm.results and arm.earlier else {}),
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.core import closing, picture, rank, verdicts
+from optimizer.core import checks, closing, drift, picture, prior, rank, verdicts
 from optimizer.core.plan import Plan
 from optimizer.core.state import State, Test
 from optimizer.errors import OptimizerError
@@ -54,6 +54,7 @@ def decide(state: State, plan: Plan) -> Decision:
         return Finished()
     if state.spec is None:
         raise OptimizerError("The journal holds no opened study.")
+    plan = prior.extended(state, plan)
     if state.closing is not None:
         return _closing(state, plan)
     for rule in _RULES:
@@ -115,6 +116,12 @@ def _baseline(state: State, plan: Plan) -> Decision | None:
     if state.original_running and sum(1 for launch, _ in arm.invalid if launch == ORIGINAL) < 2:
         return _measure(state, ORIGINAL, "baseline")
     return _bring_up(state, Settings(), "baseline")
+
+
+def _drift(state: State, plan: Plan) -> Decision | None:
+    """The baseline no longer gives what it gave: said before anything is compared with it."""
+    body = drift.found(state)
+    return Conclude("drifted", body, state.base_arm.evidence_entry) if body is not None else None
 
 
 # ---- ranking ----------------------------------------------------------------------------------------------------
@@ -183,6 +190,9 @@ def _target_shown(state: State, plan: Plan) -> Decision | None:
 
 def _rank(state: State, plan: Plan) -> Decision | None:
     if state.ranked_version != (state.base_arm.evidence_entry, state.belief_version):
+        known = picture.ceiling_body(state, plan)
+        if state.ceiling is not None and picture.is_revised(state.ceiling, known):
+            return Conclude("ceiling", known, state.base_arm.evidence_entry)
         return Conclude("ranked", rank.ranked_body(state, plan), state.ceiling_entry or None)
     return None
 
@@ -193,6 +203,13 @@ def _beyond_hardware(state: State, plan: Plan) -> Decision | None:
     if state.reach == "hard" and not state.spec.best_effort and not state.promoted:
         return _close("unreachable_by_configuration", f"{state.out_of_reach} (--best-effort tunes it all the same.)")
     return None
+
+
+def _check(state: State, plan: Plan) -> Decision | None:
+    """Seconds before launches: a test on the running server that may save more minutes than it costs."""
+    if closing.over_budget(state, reserve=1) or checks.running_baseline(state) is None:
+        return None
+    return checks.next_check(state, plan, rank.view(state, plan), rank.scored(state, plan), key=_key(state))
 
 
 def _choose(state: State, plan: Plan) -> Decision | None:
@@ -331,12 +348,14 @@ _RULES: tuple[Callable[[State, Plan], Decision | None], ...] = (
     _secure,
     _calibrate,
     _baseline,
+    _drift,
     _test,
     _provisional,
     _facts_of_the_box,
     _target_shown,
     _rank,
     _beyond_hardware,
+    _check,
     _choose,
     _nothing_left,
 )

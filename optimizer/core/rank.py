@@ -11,6 +11,7 @@ from optimizer.core import economy, picture
 from optimizer.core.closing import pooled
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate
+from optimizer.core.prior import PRIOR_ART
 from optimizer.core.refuse import Ground, dead_in, point_digest, refuse, screen
 from optimizer.core.resolve import resolve_action, resolve_first
 from optimizer.core.score import Scored, probability_of, score
@@ -78,11 +79,16 @@ def _concerns(book: Playbook, engine: str) -> bool:
 
 def ranked_body(state: State, plan: Plan) -> dict[str, Any]:
     """The ranking for the journal: those that stand out, with what speaks for them, and whether the target is out of reach."""
+    found = rows(state, plan)
+    shown = [row for row in found if row["probability"] >= SHOWN_PROBABILITY or row["status"] != "open"][:SHOWN]
+    kind, sentence = picture.out_of_reach(state, plan, found)
+    return {"hypotheses": shown, "ruled_out": _ruled_out(found), "reach": kind, "out_of_reach": sentence}
+
+
+def rows(state: State, plan: Plan) -> list[dict[str, Any]]:
+    """Every hypothesis that concerns this engine, as the ranking sees it now."""
     look = view(state, plan)
-    rows = [_row(state, plan, item, look) for item in scored(state, plan)]
-    shown = [row for row in rows if row["probability"] >= SHOWN_PROBABILITY or row["status"] != "open"][:SHOWN]
-    kind, sentence = picture.out_of_reach(state, plan, rows)
-    return {"hypotheses": shown, "ruled_out": _ruled_out(rows), "reach": kind, "out_of_reach": sentence}
+    return [_row(state, plan, item, look) for item in scored(state, plan)]
 
 
 def _ruled_out(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -114,6 +120,7 @@ def _row(state: State, plan: Plan, item: Scored, look: Look) -> dict[str, Any]:
         "probability": round(item.probability, 4),
         "status": belief.status,
         "value": round(value, 6),
+        "launches": _launches(state, ratio),
         "testable": testable,
         "hand_over": isinstance(action, HandOver),
         "ratio": list(ratio) if ratio else None,
@@ -121,6 +128,13 @@ def _row(state: State, plan: Plan, item: Scored, look: Look) -> dict[str, Any]:
         "for": [_evidence(hit) for hit in item.supporting[:4]],
         "against": [_evidence(hit) for hit in item.opposing[:2]],
     }
+
+
+def _launches(state: State, ratio: tuple[float, float] | None) -> float | None:
+    """Launches that a test of the predicted effect is expected to cost, re-measured baselines included."""
+    if ratio is None:
+        return None
+    return round(economy.expected_launches(economy.effect_in_sd(economy.typical_ratio(ratio), pooled(state).sd)), 2)
 
 
 def _again(belief: Belief, item: Scored) -> bool:
@@ -250,9 +264,12 @@ def _candidate(state: State, plan: Plan, book: Playbook, row: Mapping[str, Any])
               "score_db": row["score_db"], "value": row["value"], "discriminating_test": book.discriminating_test}  # fmt: skip
     tried = tried_digests(state, base)
     refusals: list[Refusal] = []
-    if isinstance(action, SetAction):
+    if isinstance(action, SetAction) and book.id == PRIOR_ART:
+        # Somebody's whole launch: what this build does not have, or what does nothing here, is left out of it, and said.
+        points: Sequence[dict[str, Value]] = (dict(action.params),)
+    elif isinstance(action, SetAction):
         resolved = resolve_action(action, look.facts, look.settings, base.spaces, base.flags)
-        points: Sequence[dict[str, Value]] = () if isinstance(resolved, Refusal) else (resolved,)
+        points = () if isinstance(resolved, Refusal) else (resolved,)
         refusals += [resolved] if isinstance(resolved, Refusal) else []
     elif isinstance(action, SpaceAction):
         space = plan.space(action.space)

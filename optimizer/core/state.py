@@ -23,6 +23,7 @@ from optimizer.model.step import (
     ORIGINAL,
     STEP,
     AwaitReady,
+    Check,
     Launch,
     Measure,
     Observe,
@@ -47,6 +48,7 @@ class LaunchResult:
     value: float
     ln: float
     points: tuple[LoadPoint, ...]
+    purpose: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,11 @@ class ArmState:
     evidence_entry: int = 0
     effective: Mapping[str, Value] = field(default_factory=dict)
     confirmed: LaunchResult | None = None
-
+    earlier: tuple[LaunchResult, ...] = ()  # from before the box drifted: shown, and never compared with what came after
     checked: tuple[str, ...] = ()  # cheap tests that were made on it, or that could not be made
     checked_evidence: Evidence = Evidence()
     answers: tuple[AnswerPass, ...] = ()  # to the greedy probes, of every launch that was asked
+
     def arm(self) -> Arm:
         return Arm(
             fingerprint=self.settings.digest,
@@ -209,8 +212,8 @@ class State:
 
     @property
     def evidence(self) -> Evidence:
-        """What is known of the current baseline: the box, then its latest launch."""
-        return self.survey_evidence.merged(self.base_arm.evidence)
+        """What is known of the current baseline: the box, cheap tests on it, then its latest launch."""
+        return self.survey_evidence.merged(self.base_arm.checked_evidence).merged(self.base_arm.evidence)
 
     @property
     def effective(self) -> dict[str, Value]:
@@ -273,7 +276,7 @@ def _intent(state: State, entry: Entry) -> State:
             launches_baseline=state.launches_baseline + (counted and baseline and len(state.base_arm.results) < 3 and not state.promoted),
             launches_after=state.launches_after + (counted and not (baseline and len(state.base_arm.results) < 3 and not state.promoted)),
         )  # fmt: skip
-    if isinstance(step, Measure):
+    if isinstance(step, Measure | Check):
         return replace(state, runs=state.runs + 1)
     if isinstance(step, Stop) and step.launch == ORIGINAL:
         return replace(state, original_touched=True)
@@ -315,6 +318,8 @@ def _done(state: State, step: Step, outcome: Done, entry: Entry) -> State:
             return _with_server(state, step.launch, status="ready")
         case Measure():
             return _measured(state, step, body, entry)
+        case Check():
+            return _checked(state, step, Evidence.model_validate(body.get("evidence", {})))
         case Stop():
             state = replace(state, failures={**state.failures, step.kind: 0})
             if step.launch == ORIGINAL:
@@ -345,17 +350,17 @@ def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry
         evidence=Evidence.model_validate(body.get("evidence", {})),
         evidence_entry=entry.seq,
         effective=body.get("effective", {}),
+        answers=(*arm.answers, *(AnswerPass.model_validate(one) for one in body.get("answers", ()))),
     )
     primary = state.spec.target.primary
     metric = primary.metric if primary else "output_tokens_per_s"
-        answers=(*arm.answers, *(AnswerPass.model_validate(one) for one in body.get("answers", ()))),
     direction = primary.direction if primary else "at_least"
     value = metric_value(measurement.points[0], metric) if measurement.points else None
     if measurement.invalid or value is None:
         why = "; ".join(f"{item.code}: {item.detail}" for item in measurement.invalid) or _why_no(metric, measurement)
         arm = replace(arm, invalid=(*arm.invalid, (step.launch, why)))
     else:
-        result = LaunchResult(step.launch, entry.seq, value, log_value(value, direction), measurement.points)
+        result = LaunchResult(step.launch, entry.seq, value, log_value(value, direction), measurement.points, step.purpose)
         if step.purpose == "confirm":
             arm = replace(arm, confirmed=result)
         known = [known for known in arm.results if known.launch != step.launch]  # a repeated run replaces its launch's first
@@ -382,7 +387,17 @@ def _why_no(metric: str, measurement: Measurement) -> str:
     return f"the run gives no {metric} ({ok} requests ended in the window)"
 
 
+def _checked(state: State, step: Check, found: Evidence) -> State:
+    """A cheap test has answered, or cannot be made here: either way it is not made again on this baseline."""
+    settings = Settings() if step.launch == ORIGINAL or state.server is None else state.server.settings
+    arm = state.arm(settings)
+    arm = replace(arm, checked=(*arm.checked, step.test), checked_evidence=arm.checked_evidence.merged(found))
+    return replace(state, arms={**state.arms, settings.digest: arm}, belief_version=state.belief_version + 1)
+
+
 def _failed(state: State, step: Step, outcome: Failed, entry: Entry) -> State:
+    if isinstance(step, Check):
+        return _checked(state, step, Evidence())
     if isinstance(step, Observe):
         return replace(state, survey_failure=outcome)
     if state.closing is not None and not isinstance(step, Launch | AwaitReady | Measure):
@@ -565,9 +580,21 @@ def _rolled_back(state: State, entry: Entry) -> State:
 
 
 def _drifted(state: State, entry: Entry) -> State:
+    """The comparator starts anew with the launch that showed the drift; what was measured before it is kept for people only."""
+    since = int(entry.body["entry"])
+    arms = {digest: _since(arm, since) for digest, arm in state.arms.items()}
     digest = state.baseline.digest
-    arm = state.base_arm
-    return replace(state, drifts=state.drifts + 1, arms={**state.arms, digest: replace(arm, results=arm.results[-1:])})
+    arms[digest] = replace(arms[digest], checked=(), checked_evidence=Evidence())
+    stale = set(entry.body.get("stale", ()))
+    beliefs = {name: replace(belief, status="stale", measured_db=belief.measured_db / 2) if name in stale else belief for name, belief in state.beliefs.items()}
+    test = replace(state.test, look=None, judgement=None) if state.test else None
+    return replace(state, drifts=state.drifts + 1, arms=arms, beliefs=beliefs, test=test, belief_version=state.belief_version + 1)
+
+
+def _since(arm: ArmState, since: int) -> ArmState:
+    before = tuple(result for result in arm.results if result.entry < since)
+    confirmed = arm.confirmed if arm.confirmed is not None and arm.confirmed.entry >= since else None
+    return replace(arm, results=tuple(result for result in arm.results if result.entry >= since), earlier=(*arm.earlier, *before), confirmed=confirmed)
 
 
 def _note(state: State, entry: Entry) -> State:

@@ -95,6 +95,9 @@ def settle_provisional(state: State, plan: Plan) -> tuple[str, dict[str, Any]] |
     if waiting is None or confirmed is None:
         return None
     before = state.arm(Settings(values=dict(waiting["before"])))
+    if not before.results:
+        why = "The box drifted: there is nothing to compare it with any more."
+        return "rolled_back", {"hypothesis": waiting["hypothesis"], "settings": dict(waiting["before"]), "why": why}
     ratio = waiting.get("ratio")
     judgement = judge(state.base_arm.arm(), before.arm(), closing.pooled(state), (ratio[0], ratio[1]) if ratio else None, closing.policy(state), 0)
     better = judgement.verdict in ("supported", "partial")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from optimizer.core.checks import problems_of
 from optimizer.core.predicate import problems
 from optimizer.errors import KnowledgeError
 from optimizer.knowledge.facts import Vocabulary
@@ -54,6 +55,8 @@ def playbook(document: LoadedDocument) -> Playbook:
             _check_name(document, name, PARAM_NAME, "parameter", (*where, "params", name))
         if (space_id := getattr(action, "space", None)) is not None:
             _check_name(document, space_id, SPACE_ID, "space", (*where, "space"))
+    for index, message in problems_of(book):
+        raise document.error(message, ("checks", index))
     for kind, sign in (("excludes", -1), ("implies", 1)):
         for other, weight in getattr(book, kind).items():
             _check_name(document, other, CAUSE_ID, "hypothesis", (kind, other))

@@ -70,6 +70,15 @@ class HandOver(Frozen):
 Action = Annotated[SetAction | SpaceAction | HandOver, Field(discriminator="kind")]
 
 
+class CheckEntry(Frozen):
+    """A cheap test on the running server that decides about this cause: ``test`` is a name of ``core.checks.CATALOGUE``.
+
+    ``around`` names the fact that holds the load where a step is expected."""
+
+    test: str
+    around: str | None = None
+
+
 class Playbook(Frozen):
     """One cause. ``id`` is a cause id of the taxonomy unless ``local`` is true."""
 
@@ -84,6 +93,7 @@ class Playbook(Frozen):
     predicts: Prediction | None = None
     actions: tuple[Action, ...] = ()
     tests: tuple[str, ...] = ()
+    checks: tuple[CheckEntry, ...] = ()  # those of its tests that a study may make by itself, without a relaunch
     discriminating_test: str = ""  # one sentence for people: the cheapest observation that decides
     risks: tuple[str, ...] = ()
     lossy: bool = False

@@ -77,6 +77,27 @@ class Measure(Frozen):
     run_index: int  # salts the prompts: no two runs of a study send the same ones
 
 
+class Check(Frozen):
+    """A cheap test on the server that runs: nothing is relaunched and no setting changes. What it sees becomes evidence about it.
+
+    ``test`` is a name of ``core.checks.CATALOGUE``; ``around`` the load where a step is looked for."""
+
+    kind: Literal["check"] = "check"
+    key: str
+    launch: str
+    test: str
+    levels: tuple[Level, ...] = ()  # loads offered one after the other, or (second_client) at the same time
+    around: int | None = None
+    seconds: FiniteFloat = 0.0  # how long the server's processes are watched
+    run_index: int = 0
+    reference_tokens_per_s: FiniteFloat | None = None  # what the measured run gave, where a test repeats it
+    hypothesis: str = ""  # whose playbook names the test
+    about: tuple[str, ...] = ()  # every cause that the answer speaks about
+    bits: FiniteFloat = 0.0  # information that is expected of it
+    minutes: FiniteFloat = 0.0  # what it is expected to cost
+    saves_minutes: FiniteFloat = 0.0  # launch minutes that it is expected to save
+
+
 class Stop(Frozen):
     """Stop a launch of ours (sweep until empty twice) or, with consent, the original server."""
 
@@ -106,6 +127,6 @@ class Restore(Frozen):
 
 
 Step = Annotated[
-    Observe | Secure | Calibrate | Launch | AwaitReady | Measure | Stop | Propose | Restore, Field(discriminator="kind")
+    Observe | Secure | Calibrate | Launch | AwaitReady | Measure | Check | Stop | Propose | Restore, Field(discriminator="kind")
 ]
 STEP: TypeAdapter[Step] = TypeAdapter(Step)

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from optimizer.model.base import FiniteFloat, Frozen
+from optimizer.model.prior import PriorArt
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
 
@@ -48,14 +49,15 @@ class StudySpec(Frozen):
     budget: Budget = Budget()
     finish: Finish | None = None
     allow_lossy: bool = False
-    thorough: bool = False
     probes: tuple[str, ...] = ()  # the user's own prompts that every launch answers; none: ``model.answers.PROBES``
+    thorough: bool = False
     best_effort: bool = False
     consent: bool = False
     guard_minutes: FiniteFloat = 15.0
     ready_deadline_s: FiniteFloat = 1800.0
     time_scale: FiniteFloat = 1.0
     seed: int = 0
+    prior_art: tuple[PriorArt, ...] = ()  # known-good results that were there when the study opened
     policy_version: int = POLICY_VERSION
 
     @property

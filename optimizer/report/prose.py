@@ -73,6 +73,11 @@ def _intent(body: Mapping[str, Any]) -> str:
         case "measure":
             levels = ", ".join(f"c={level['concurrency']} for {level['window_s']:g} s" for level in step["levels"])
             return f"Measuring launch {step['launch']} ({step['purpose']}): {levels}."
+        case "check":
+            return (
+                f"Testing without a relaunch ({step['test'].replace('_', ' ')}, about {60 * step['minutes']:.0f} s) for {step['hypothesis']}: "
+                f"{step['bits']:.2f} bits are expected of it, and {step['saves_minutes']:.1f} minutes of launches saved."
+            )
         case "stop":
             return f"Stopping {'the original server' if step['launch'] == 'original' else 'launch ' + step['launch']}."
         case "propose":
@@ -112,6 +117,8 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
             levels = "; ".join(_point(point) for point in points)
             invalid = [f"{item['code']}: {item['detail']}" for item in points[0].get("invalid", [])] if points else []
             return f"Measured {levels}." + (f" INVALID, not used: {'; '.join(invalid)}." if invalid else "")
+        case "check":
+            return f"Test {body['test'].replace('_', ' ')}: {body['text']}"
         case "propose":
             return f"Proposed {changes_text(body['params'])}."
         case "calibrate":
@@ -198,16 +205,16 @@ def _judged(body: Mapping[str, Any]) -> str:
     )
 
 
+def _answers_of(body: Mapping[str, Any]) -> str:
+    found = body.get("answers")
+    return f" Answers ({found['verdict'].replace('_', ' ')}): {found['why']}." if found else ""
+
+
 def _settled(word: str) -> Any:
     def write(body: Mapping[str, Any]) -> str:
         return f"{word} {body['hypothesis']} ({changes_text(body.get('changes', {}))}): {body.get('why', '')}"
 
     return write
-
-
-def _answers_of(body: Mapping[str, Any]) -> str:
-    found = body.get("answers")
-    return f" Answers ({found['verdict'].replace('_', ' ')}): {found['why']}." if found else ""
 
 
 def _note(body: Mapping[str, Any]) -> str:

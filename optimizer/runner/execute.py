@@ -27,6 +27,7 @@ from optimizer.model.step import (
     STEP,
     AwaitReady,
     Calibrate,
+    Check,
     Launch,
     Measure,
     Observe,
@@ -40,6 +41,7 @@ from optimizer.model.study import StudySpec
 from optimizer.redact import mark
 from optimizer.runner.base import Effect
 from optimizer.runner.calibrating import calibrate
+from optimizer.runner.checking import Bench, check
 from optimizer.runner.collecting import launch_log
 from optimizer.runner.context import Session
 from optimizer.runner.measure import measure
@@ -142,7 +144,7 @@ class LiveExecutor:
         if self.spec.time_scale == 1.0:
             return round(took_s, 3)
         body = outcome.body if isinstance(outcome, Done | Failed) else {}
-        points = body.get("measurement", {}).get("points", [])
+        points = [*body.get("measurement", {}).get("points", []), *body.get("points", [])]
         simulated = sum(point["warmup_s"] + point["window_s"] for point in points) + float(body.get("ready_s", 0.0))
         return float(round(max(simulated, took_s), 3))
 
@@ -160,6 +162,8 @@ class LiveExecutor:
                 return await self._await_ready(step)
             case Measure():
                 return await self._measure(step)
+            case Check():
+                return await self._check(step)
             case Stop():
                 return await self._stop(step)
             case Propose():
@@ -188,6 +192,10 @@ class LiveExecutor:
                 self._heartbeat()
                 why = "The measurement was interrupted; its window is discarded."
                 return Effect(Failed(cause="interrupted", message=why, retryable=True))
+            case Check():
+                await self.box.sweep(f"{self.spec.study}:{step.key}", term_s=2, gpu_wait_s=0)
+                self._heartbeat()
+                return Effect(Failed(cause="interrupted", message="The test was interrupted; it is not made again on this server."))
             case Secure(op="arm"):
                 status = await self.box.guard_status(self.spec.study)
                 if status.fired is not None:
@@ -346,19 +354,22 @@ class LiveExecutor:
                 break
         return self.adapter.readback(info if isinstance(info, dict) else None, None, log.decode("utf-8", "replace"))
 
-    async def _measure(self, step: Measure) -> Effect:
+    def _served(self, launch_key: str) -> tuple[int, str, Sequence[str], Mapping[str, str | None]]:
+        """Port, model name, command line and environment of the server that was found, or of a launch of ours."""
         context = self.session.known
-        if step.launch == ORIGINAL:
-            port, name = context.original_port, context.served_model
-        else:
-            launch = self.session.launches[step.launch]
-            port, name = self._port(launch), launch.served_name or context.served_model
-        argv: Sequence[str] = context.launch.argv
-        env: Mapping[str, str | None] = context.launch.env
-        if step.launch != ORIGINAL:
-            command = self.command_of(self.session.launches[step.launch])
-            argv, env = command.argv, {**context.launch.env, **command.env}
-        return await measure(self.box, self.spec, self.session, self.adapter, step, port=port, model=name or "", argv=argv, env=env,
+        if launch_key == ORIGINAL:
+            return context.original_port, context.served_model or "", context.launch.argv, context.launch.env
+        launch = self.session.launches[launch_key]
+        command = self.command_of(launch)
+        return self._port(launch), launch.served_name or context.served_model or "", command.argv, {**context.launch.env, **command.env}
+
+    async def _check(self, step: Check) -> Effect:
+        port, model, argv, env = self._served(step.launch)
+        return await check(Bench(self.box, self.spec, self.session, self.adapter, step, port=port, model=model, argv=argv, env=env, progress=self.progress))
+
+    async def _measure(self, step: Measure) -> Effect:
+        port, model, argv, env = self._served(step.launch)
+        return await measure(self.box, self.spec, self.session, self.adapter, step, port=port, model=model, argv=argv, env=env,
                              progress=self.progress, classify=self._exit_of)  # fmt: skip
 
     async def _stop(self, step: Stop) -> Effect:

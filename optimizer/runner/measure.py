@@ -13,19 +13,21 @@ from optimizer import bench
 from optimizer.bench.run import build_job, longest_s, progress, summarise
 from optimizer.bench.workload import salt_of
 from optimizer.box.box import Box
+from optimizer.core.validity import invalidities
+from optimizer.core.witness import judge as judge_witness
 from optimizer.engines.base import Engine
-from optimizer.errors import BoxError
 from optimizer.evidence.bundle import bundle_from_files
 from optimizer.model.canonical import sha256_hex
 from optimizer.model.measurement import Invalidity, LoadPoint, Measurement, ValidityCode
 from optimizer.model.outcome import Done, Failed
-from optimizer.model.step import ORIGINAL, Level, Measure
+from optimizer.model.step import ORIGINAL, Check, Level, Measure
 from optimizer.model.study import StudySpec
-from optimizer.runner.base import Effect
 from optimizer.runner import answers
+from optimizer.runner.base import Effect
 from optimizer.runner.collecting import bench_rows, endpoint_files, launch_log, read_log_files
 from optimizer.runner.context import Session
 from optimizer.runner.survey import launch_json
+from optimizer.runner.witness import Watch
 
 LOADGEN = Path(bench.__file__).with_name("loadgen.py")
 # Between two levels. An engine learns that a client hung up only when it next looks: SGLang every four seconds for requests
@@ -49,19 +51,27 @@ async def measure(
 ) -> Effect:
     """Measure one running launch at every level of ``step`` and read everything that it has to say."""
     began = asyncio.get_running_loop().time()
-    sampler = asyncio.create_task(_gpu_samples(box, spec, session, step))
     points: list[LoadPoint] = []
     raw: list[bytes] = []
-    try:
-        for index, level in enumerate(step.levels):
-            point, lines = await _load(box, spec, step, level, index, port=port, model=model, report=progress)
-            points.append(point)
-            raw += lines
-        gpu_csv = await _gathered(sampler)
-    finally:
-        sampler.cancel()  # a measurement that was cut short leaves nobody sampling on the box
+
+    async def load(index: int, level: Level, watch: Watch | None) -> None:
+        point, lines = await offer_load(box, spec, step, level, index, port=port, model=model, report=progress, watch=watch,
+                                        metrics_path=adapter.quirks.metrics_path)  # fmt: skip
+        points.append(point)
+        raw.extend(lines)
+
+    target = step.levels[0]
+    watch = Watch(box, metrics_path=adapter.quirks.metrics_path, port=port, has_nvidia_smi=session.known.has_nvidia_smi,
+                  longest_s=(target.warmup_min_s + target.window_s) / spec.time_scale)  # fmt: skip
+    async with watch:
+        await load(0, target, watch)
+        await watch.finish()
+    for index, level in enumerate(step.levels[1:], 1):
+        await load(index, level, None)
+    ours: tuple[int, ...] = ()
     if step.launch != ORIGINAL:
         state = await box.state(spec.study, step.launch)
+        ours = state.pids
         if not state.alive:
             log = await launch_log(box, spec.study, step.launch)
             return Effect(classify(log, state.exit_code, "crashed", signal=state.exit_signal), {"server.log": log})
@@ -69,32 +79,38 @@ async def measure(
         detail = "; ".join(item.detail for item in points[0].invalid) if points else ""
         return Effect(Failed(cause="bench_failed", message=f"The load generator returned nothing. {detail}", retryable=True))
     files = await _files(box, spec, session, adapter, step, port=port, argv=argv, env=env, points=points)
-    if gpu_csv:
-        files["gpu.csv"] = gpu_csv.encode()
+    if watch.csv:
+        files["gpu.csv"] = "".join(watch.csv).encode()
+    beside, notes = judge_witness(watch.seen(ours), concurrency=target.concurrency, closed_loop=spec.workload.arrival == "closed")
+    points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *beside), "notes": (*points[0].notes, *notes)})
     points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *await _box_invalid(box, spec, step, port))})
     samples = b"\n".join(raw)
-    measurement = Measurement(points=tuple(points), samples_digest=sha256_hex(samples))
     bundle = bundle_from_files({**session.shared_files, **files})
+    if step.launch != ORIGINAL:  # the log of a server as found may hold its earlier starts; a launch of ours has its own
+        points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *invalidities(bundle.evidence))})
+    measurement = Measurement(points=tuple(points), samples_digest=sha256_hex(samples))
     info = _json(files.get("server_info.json"))
     log_text = files.get("server.log", b"").decode("utf-8", "replace")
     effective = adapter.readback(info if isinstance(info, dict) else None, bundle.evidence, log_text)
-    body: dict[str, Any] = {
-        "measurement": measurement.plain(),
-        "evidence": bundle.evidence.plain(),
     # Last of all: it must neither be in the engine's counters nor cost the measurement if the server dislikes it. What the
     # server as found repeats of itself is the yardstick, so it is asked twice.
     progress("answering the probes")
     passes = await answers.ask(box, port, model, spec.probes, passes=2 if step.purpose == "baseline" else 1)
+    body: dict[str, Any] = {
+        "measurement": measurement.plain(),
+        "evidence": bundle.evidence.plain(),
         "effective": dict(effective),
+        **({"answers": [one.plain() for one in passes]} if passes else {}),
         "wall_s": round(asyncio.get_running_loop().time() - began, 3),
     }
     return Effect(Done(body=body), {**files, "samples.jsonl": samples})
-        **({"answers": [one.plain() for one in passes]} if passes else {}),
 
 
-async def _load(
-    box: Box, spec: StudySpec, step: Measure, level: Level, index: int, *, port: int, model: str, report: Callable[[str], None]
+async def offer_load(
+    box: Box, spec: StudySpec, step: Measure | Check, level: Level, index: int, *, port: int, model: str, report: Callable[[str], None], job_name: str = "load",
+    watch: Watch | None = None, metrics_path: str | None = None,
 ) -> tuple[LoadPoint, list[bytes]]:
+    """One load level, from the box itself: what it showed, and the load generator's own lines. Two at a time need two names."""
     workload = spec.workload.model_copy(
         update={"concurrency": level.concurrency, "warmup_min_s": level.warmup_min_s, "warmup_max_s": level.warmup_max_s}
     )
@@ -107,36 +123,23 @@ async def _load(
         seed=spec.seed,
         salt=salt_of(spec.study, step.run_index, index),
         time_scale=spec.time_scale,
+        metrics_path=metrics_path,
     )
     lines: list[bytes] = []
 
     def on_line(line: bytes) -> None:
         if (seen := progress(line)) is not None:
             rate = seen.get("tokens_per_s")
+            if watch is not None:
+                watch.in_window = seen.get("phase") == "window"
             shown = f", {rate:,.0f} tok/s" if isinstance(rate, int | float) else ""
             report(f"c={level.concurrency}: {seen.get('phase', 'running')}{shown}")
         else:
             lines.append(line)
 
-    await box.run_job(LOADGEN.read_bytes(), json.dumps(job).encode() + b"\n", f"{spec.study}:{step.key}-load",
+    await box.run_job(LOADGEN.read_bytes(), json.dumps(job).encode() + b"\n", f"{spec.study}:{step.key}-{job_name}",
                       longest_s(job), on_line)  # fmt: skip
     return summarise(lines, workload, level.concurrency), lines
-
-
-async def _gpu_samples(box: Box, spec: StudySpec, session: Session, step: Measure) -> str:
-    """One row per GPU and second while the target level is loaded."""
-    if not session.known.has_nvidia_smi:
-        return ""
-    level = step.levels[0]
-    return await box.sample_gpu(max(2.0, (level.warmup_min_s + level.window_s) / spec.time_scale))
-
-
-async def _gathered(sampler: asyncio.Task[str]) -> str:
-    """The samples; nothing when the box could not give them: a missing gpu.csv is missing facts, not a failed measurement."""
-    try:
-        return await sampler
-    except BoxError:
-        return ""
 
 
 async def _files(

@@ -15,7 +15,7 @@ from optimizer.errors import JournalError, NondeterminismError
 from optimizer.model.canonical import canonical_json
 from optimizer.model.entry import GENESIS, Entry, EntryKind, chain_hash
 from optimizer.model.outcome import Failed, Outcome, Unknown
-from optimizer.model.step import STEP, AwaitReady, Launch, Measure, Step
+from optimizer.model.step import STEP, AwaitReady, Check, Launch, Measure, Step
 from optimizer.runner.base import Effect
 
 OPERATOR_KINDS = {EntryKind.OPENED, EntryKind.OUTCOME, EntryKind.LEASE_TAKEN, EntryKind.KNOWLEDGE_CHANGED, EntryKind.GUARD_FIRED}
@@ -157,6 +157,8 @@ def _question(step: Step, launched: Mapping[str, str]) -> str:
             return f"launch {step.settings.digest} {step.purpose}"
         case AwaitReady():
             return f"await_ready {launched.get(step.launch, step.launch)}"
+        case Check():
+            return f"check {launched.get(step.launch, step.launch)} {step.test}"
         case Measure():
             return f"measure {launched.get(step.launch, step.launch)} {step.purpose}"
         case _:

@@ -9,6 +9,7 @@ from typing import Any
 
 from optimizer.core import rank
 from optimizer.core.decide import decide
+from optimizer.core.prior import compared, extended
 from optimizer.core.state import State, apply
 from optimizer.errors import BoxError
 from optimizer.model.outcome import Done, Failed
@@ -26,7 +27,7 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
     known = library(roots)
     plan = plan_of(known)
     with tempfile.TemporaryDirectory(prefix="optimize-plan-") as scratch:
-        prepared = prepare(options, replace(roots, runs=Path(scratch)), need_target=False)
+        prepared = prepare(options, replace(roots, runs=Path(scratch)), need_target=False, prior_roots=roots)
         spec = prepared.spec
         async with opened_box(spec, prepared.folder) as box:
             live = LiveExecutor(box, spec, known)
@@ -40,6 +41,7 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
             if isinstance(effect.outcome, Failed):
                 raise BoxError(effect.outcome.message)
             assert isinstance(effect.outcome, Done)
+            plan = extended(state, plan)
             first = live.command_of(Launch(key="1", settings=Settings(), purpose="baseline", port=20000, served_name="STUDY-KEY"))
             ground = rank.ground(state, plan)
             found = {
@@ -56,6 +58,8 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
                 "facts": len(state.survey_evidence.facts),
                 "missing": [item.plain() for item in state.survey_evidence.missing],
                 "hypotheses": rank.ranked_body(state, plan)["hypotheses"],
+                "prior_art": [{"name": item.name, "source": item.source, "concerns": text if isinstance(text := compared(state, item), str) else text.said,
+                               "used": not isinstance(text, str)} for item in spec.prior_art],
                 "spaces": [space.id for space in ground.spaces],
                 "first_command": list(first.argv),
                 "first_environment": first.env,

@@ -15,7 +15,7 @@ from tests.old_syntax import parsed
 PACKAGE = Path(__file__).parents[2] / "optimizer"
 # The shim is sent as one text made of shim.py and everything in box/plain/; the others are sent as they are.
 PARTS = ["box/shim.py", *sorted(f"box/plain/{path.name}" for path in (PACKAGE / "box" / "plain").glob("*.py"))]
-WHOLE = ["box/guard.py", "bench/loadgen.py", "bench/nullserver.py"]
+WHOLE = ["box/guard.py", "box/sampler.py", "bench/loadgen.py", "bench/nullserver.py"]
 FILES = [*PARTS, *WHOLE]
 OPTIONAL = {"bench/loadgen.py": {"uvloop"}, "bench/nullserver.py": {"uvloop"}}
 

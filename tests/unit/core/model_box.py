@@ -16,6 +16,7 @@ from optimizer.model.step import (
     ORIGINAL,
     AwaitReady,
     Calibrate,
+    Check,
     Launch,
     Measure,
     Observe,
@@ -73,8 +74,10 @@ class ModelBox:
         self, given: Mapping[str, Value], speed: Speed, *, noise: float = 0.01, seed: int = 1, original: bool = False, kernel: bool = False,
         crash: Callable[[Mapping[str, Value]], str | None] = lambda settings: None, fault: Callable[[Step, int], Outcome | None] = lambda step, n: None,
         gpu_count: int = 1,
+        answers: Callable[[Check, Mapping[str, Value]], Outcome] = lambda step, settings: Failed(cause="refused_by_box", message="no test is scripted"),
     ) -> None:  # fmt: skip
         self.given, self.speed, self.noise, self.seed = dict(given), speed, noise, seed
+        self.answers = answers
         self.original, self.kernel, self.crash, self.fault, self.gpu_count = original, kernel, crash, fault, gpu_count
         self.running: dict[str, dict[str, Value]] = {ORIGINAL: dict(given)} if original else {}
         self.armed = self.changed_before_armed = False
@@ -122,6 +125,9 @@ class ModelBox:
                 return Done(body={"launch": step.launch, "ready_s": 60.0, "mismatches": []})
             case Measure():
                 return self._measure(step)
+            case Check():
+                assert step.launch in self.running, "a test on a server that does not run"
+                return self.answers(step, self.running[step.launch])
             case Stop():
                 self.running.pop(step.launch, None)
                 return Done(body={})
