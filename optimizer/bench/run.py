@@ -20,6 +20,7 @@ HELD_BACK_TOKENS = 32  # of one piece; stream intervals and draft lengths stay b
 OUTPUT_TOLERANCE = 0.01
 CACHED_TOLERANCE = 0.02
 CHAT_TEMPLATE_TOKENS = 64
+START_TOKENS = 4  # llama.cpp reuses single tokens: the one that begins every text, and the few that two random texts share by chance
 CPU_SHARE_LIMIT = 0.8
 LAG_SHARE_LIMIT = 0.10
 COUNTED_TOLERANCE = 0.01  # between what the engine counted and what came here
@@ -373,7 +374,7 @@ class _Point:
         share = sum(row["cached"] for row in rows) / sum(row["prompt"] for row in rows)
         declared = declared_cached_share(self.workload)
         # A chat template begins every prompt with the same tokens; that is the engine's own sharing, not a warm cache.
-        template = CHAT_TEMPLATE_TOKENS / mean_prompt if self.workload.api == "chat" else 0.0
+        template = (CHAT_TEMPLATE_TOKENS if self.workload.api == "chat" else START_TOKENS) / mean_prompt
         if share > declared + CACHED_TOLERANCE + template:
             self._reject(
                 ValidityCode.CACHED_PREFIX,
