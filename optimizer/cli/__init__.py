@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from optimizer import __version__
-from optimizer.cli import boxes, diagnosing, knowledge, reading, replaying, reporting, studying
+from optimizer.cli import asking, benching, boxes, diagnosing, knowledge, reading, replaying, reporting, studying
 from optimizer.cli.base import Group
 
 EPILOG = """
@@ -39,8 +39,9 @@ def main(ctx: click.Context, as_json: bool, runs: Path, knowledge_: Path | None)
 
 for command in (
     studying.run, studying.plan, studying.resume,
-    diagnosing.diagnose,
-    reading.journal, reading.studies, replaying.replay, reporting.report,
+    diagnosing.diagnose, benching.bench,
+    asking.why, asking.why_not,
+    reading.journal, reading.studies, replaying.replay, reporting.report, reporting.diff,
     boxes.doctor, boxes.stop, boxes.restore,
     knowledge.lint,
 ):  # fmt: skip

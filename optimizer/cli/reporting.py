@@ -1,4 +1,4 @@
-"""``report``: a study for people who were not there."""
+"""``report`` and ``diff``: a study for people who were not there, and two studies side by side."""
 
 from __future__ import annotations
 
@@ -33,3 +33,22 @@ def report(ctx: click.Context, study: str, form: str, output: Path | None, as_js
         click.echo(f"Written: {path} ({len(text.encode()) / 1024:.0f} KiB)")
 
 
+
+
+@click.command()
+@click.argument("before")
+@click.argument("after")
+@click.option("--best", is_flag=True, help="Compare what each study kept, not the servers as they were found.")
+@json_option
+@click.pass_context
+def diff(ctx: click.Context, before: str, after: str, best: bool, as_json: bool) -> None:
+    """Compare two studies, for example before and after an upgrade: speed, resolved defaults, start-up facts, what to put back."""
+    from optimizer.report.diff_view import diff_text
+    from optimizer.wiring.reporting import compare_studies
+
+    roots = roots_of(ctx)
+    found = compare_studies(roots.study(before), roots.study(after), best=best)
+    if wants_json(ctx, as_json):
+        print_json(found)
+    else:
+        click.echo(diff_text(found))

@@ -1,13 +1,16 @@
-"""A study's journal as a report in one of its forms; reads the journal only."""
+"""A study's journal as a report in one of its forms, and two of them side by side; reads journals only."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from optimizer.core.plan import Plan
 from optimizer.core.state import fold
 from optimizer.errors import JournalError
 from optimizer.journal import Journal
+from optimizer.redact import Redactor
 from optimizer.report.document import study_document
 from optimizer.wiring import pinned_library, plan_of
 
@@ -30,3 +33,18 @@ def report_of(folder: Path, form: str) -> str:
     from optimizer.report.page import report_csv, report_html
 
     return report_csv(document) if form == "csv" else report_html(document)
+
+
+def compare_studies(before: Path, after: Path, *, best: bool) -> dict[str, Any]:
+    """Two studies side by side; see ``core.forensics``."""
+    from optimizer.core.forensics import compare
+
+    states = []
+    plan = Plan()
+    for folder in (before, after):
+        with Journal.open(folder / "journal.db", write=False) as journal:
+            entries = journal.read()
+            states.append(fold(entries))
+            plan = plan_of(pinned_library(journal, entries))
+    found: dict[str, Any] = Redactor().value(compare(states[0], states[1], plan, best=best))
+    return found

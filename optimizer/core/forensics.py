@@ -1,0 +1,122 @@
+"""What changed between two studies of the same kind of server, most often before and after an upgrade: what was asked, what the
+engine resolved without being asked, which start-up facts flipped, how much faster or slower it is, and which setting to put back
+first. Compares measurements only; nothing is judged that neither study measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from optimizer.core import closing, ledger
+from optimizer.core.plan import Plan
+from optimizer.core.state import ArmState, State
+from optimizer.errors import UsageError
+from optimizer.model.base import Value
+from optimizer.model.startup import Flip
+from optimizer.stats.interval import half_width, standard_error
+
+CONFIDENCE = 0.95
+# Of one launch or one folder, not of a version: where it listened, what it was called, what it drew by lot.
+INCIDENTAL = frozenset({
+    "port", "host", "served_model_name", "model_path", "model", "tokenizer_path", "tokenizer", "random_seed", "seed", "nccl_port", "dist_init_addr",
+    "log_level", "api_key", "admin_api_key", "crash_dump_folder", "download_dir", "model_tag", "status", "version", "internal_states", "instance_id",
+    "max_total_num_tokens", "max_req_input_len",
+})  # fmt: skip
+STEP_METRICS = ("output_tokens_per_s", "tpot_p50_ms", "ttft_p50_ms")
+
+
+def compare(before: State, after: State, plan: Plan, *, best: bool = False) -> dict[str, Any]:
+    """``before`` against ``after``, each as found, or with ``best`` as each study left it. Raises UsageError where one measured
+    nothing."""
+    was, now = (state.base_arm if best else state.first_arm for state in (before, after))
+    for state, arm in ((before, was), (after, now)):
+        if not arm.results:
+            raise UsageError(f"The study {state.spec.study if state.spec else '?'} measured nothing that could be compared.",
+                             hint="Compare studies whose baseline was measured (optimize studies).")  # fmt: skip
+    asked = _differences(_asked(before, was), _asked(after, now))
+    resolved = {name: pair for name, pair in _differences(was.effective, now.effective).items() if name not in asked and name not in _asked(after, now)}
+    declared = {param.name: param.flips for space in plan.spaces for param in space.params}
+    old, new = (state.survey_evidence.merged(arm.evidence) for state, arm in ((before, was), (after, now)))
+    flips = ledger.flips(old, new, {**asked, **resolved}, declared)
+    return {
+        "before": _identity(before, was), "after": _identity(after, now),
+        "comparable": _comparable(before, after),
+        "asked": [{"setting": name, "before": pair[0], "after": pair[1]} for name, pair in sorted(asked.items())],
+        "resolved": [{"setting": name, "before": pair[0], "after": pair[1]} for name, pair in sorted(resolved.items())],
+        "flips": [flip.plain() for flip in flips if not flip.minor],
+        "speed": _speed(before, was, after, now),
+        "levels": _levels(was, now),
+        "suspects": _suspects(asked, resolved, flips),
+    }  # fmt: skip
+
+
+def _asked(state: State, arm: ArmState) -> dict[str, Value]:
+    """What the command line and environment said; a removed flag is absent."""
+    return {name: value for name, value in {**state.given, **arm.settings.values}.items() if value is not None}
+
+
+def _differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, tuple[Value, Value]]:
+    """name -> (before, after); a setting that only one side has is compared with None."""
+    names = sorted((before.keys() | after.keys()) - INCIDENTAL)
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def _identity(state: State, arm: ArmState) -> dict[str, Any]:
+    survey = state.survey or {}
+    return {
+        "study": state.spec.study if state.spec else "", "engine": survey.get("engine"), "engine_version": survey.get("engine_version"),
+        "gpu": survey.get("gpu"), "gpu_count": survey.get("gpu_count"), "model": survey.get("model_path"), "launches": len(arm.results),
+        "workload": state.spec.workload.text if state.spec else "", "settings": dict(arm.settings.values),
+    }  # fmt: skip
+
+
+def _comparable(before: State, after: State) -> list[str]:
+    """Why the two numbers may not be set against each other; empty when they may."""
+    one, other = before.survey or {}, after.survey or {}
+    names = {"engine": "engines", "gpu": "GPUs", "gpu_count": "numbers of GPUs"}
+    said = [f"different {plural}: {one.get(name)} and {other.get(name)}" for name, plural in names.items() if one.get(name) != other.get(name)]
+    if before.spec and after.spec and before.spec.workload.text != after.spec.workload.text:
+        said.append(f"different loads: {before.spec.workload.text}; and {after.spec.workload.text}")
+    shapes = [(survey.get("model_config_json") or {}) for survey in (one, other)]
+    keys = ("architectures", "hidden_size", "num_hidden_layers", "quantization_config")
+    if any(shapes[0].get(key) != shapes[1].get(key) for key in keys):
+        said.append("different models")
+    return said
+
+
+def _speed(before: State, was: ArmState, after: State, now: ArmState) -> dict[str, Any]:
+    """The ratio of the primary metrics with its 95 % interval over launches; the larger noise of the two studies counts."""
+    noises = [closing.pooled(state) for state in (before, after)]
+    noise = max(noises, key=lambda item: item.sd)
+    difference = math.fsum(item.ln for item in now.results) / len(now.results) - math.fsum(item.ln for item in was.results) / len(was.results)
+    half = half_width(CONFIDENCE, noise.degrees_of_freedom, standard_error(noise.sd, len(now.results), len(was.results)))
+    low, high = math.exp(difference - half), math.exp(difference + half)
+    verdict = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
+    return {"ratio": math.exp(difference), "interval": [low, high], "launches": [len(was.results), len(now.results)], "verdict": verdict}
+
+
+def _levels(was: ArmState, now: ArmState) -> list[dict[str, Any]]:
+    """Step times at every concurrency that both measured: the last launch of each, so without an interval."""
+    rows = []
+    after = {point.concurrency: point for point in now.results[-1].points}
+    for point in was.results[-1].points:
+        other = after.get(point.concurrency)
+        if other is not None:
+            rows.append({"concurrency": point.concurrency, **{name: [point.metrics.get(name), other.metrics.get(name)] for name in STEP_METRICS}})
+    return sorted(rows, key=lambda row: row["concurrency"])
+
+
+def _suspects(
+    asked: Mapping[str, tuple[Value, Value]], resolved: Mapping[str, tuple[Value, Value]], flips: tuple[Flip, ...]
+) -> list[dict[str, Any]]:
+    """Settings to put back, the best founded first: blamed alone for a fallback, blamed for a flip, merely different."""
+    rows = []
+    for name, (before, after) in {**asked, **resolved}.items():
+        mine = [flip for flip in flips if name in flip.blame and not flip.minor]
+        weight = sum((3.0 if flip.towards_fallback else 1.0) / len(flip.blame) for flip in mine)
+        rows.append({
+            "setting": name, "back_to": before, "now": after, "unasked": name in resolved, "weight": weight,
+            "flips": [{"fact": flip.fact, "before": flip.before, "after": flip.after, "towards_fallback": flip.towards_fallback, "why": flip.why} for flip in mine],
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: (-row["weight"], not row["unasked"], row["setting"]))
