@@ -86,7 +86,7 @@ def _compare(when: Mapping[str, Any], view: View) -> Answer:
     for value, fact in observations:
         right, other = _right(when[operator], view, fact, when)
         used = tuple(item for item in (fact, other) if item is not None)
-        answers.append((_answer(operator, _Operand(value, _bound(fact)), right), used))
+        answers.append((None if right is None else _answer(operator, _Operand(value, _bound(fact)), right), used))
     # Several observations of one name differ in their labels; the rule holds if it holds for one of them.
     if held := next((used for value, used in answers if value is True), None):
         return Answer(True, held)
@@ -137,19 +137,23 @@ def _observed(operand: Mapping[str, Any], view: View) -> Iterator[tuple[Value, F
             yield mapping[str(operand[source])], None
 
 
-def _right(operand: Any, view: View, left: Fact | None, when: Mapping[str, Any]) -> tuple[_Operand, Fact | None]:
-    """A literal, or another value (times, plus); of several observations the one made under the left's conditions."""
+def _right(
+    operand: Any, view: View, left: Fact | None, when: Mapping[str, Any]
+) -> tuple[_Operand | None, Fact | None]:
+    """A literal, or another value (times, plus); of several observations the one made under the left's conditions.
+
+    None where it was not observed: that is unknown, and not the literal ``null``, which a value may equal."""
     if not isinstance(operand, Mapping):
         return _Operand(operand), None
     candidates = [found for found in _observed(operand, view) if not _on_the_left(found[1], operand, when)]
     if not candidates:
-        return _Operand(None), None
+        return None, None
     shared = dict(left.labels) if left is not None else {}
     value, fact = min(candidates, key=lambda found: _distance(found[1], shared))
     times, plus = operand.get("times", 1), operand.get("plus", 0)
     if times != 1 or plus != 0:
         if any(_kind(item) != "number" for item in (value, times, plus)):
-            return _Operand(None), None
+            return None, None
         value = value * times + plus
     return _Operand(value, _bound(fact)), fact
 

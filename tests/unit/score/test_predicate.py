@@ -139,3 +139,9 @@ def test_nothing_raises_whatever_trees_and_facts_hold(when: Any, value: Any, nam
     assert evaluate(tree, seen) in (True, False, None)
     list(operands(tree))
     list(problems(tree))
+
+
+def test_a_right_side_that_nobody_observed_is_unknown_and_not_null():
+    """It was answered with false: a knee of the speed spoke against a limit that nobody had read."""
+    for operator in ("eq", "ne", "gt", "le"):
+        assert evaluate({"fact": "n", operator: {"fact": "nowhere"}}, KNOWN) is None
