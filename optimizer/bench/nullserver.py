@@ -7,7 +7,8 @@ engine; those are the simulated boxes.
 A fault is chosen for the whole server by ``--fault``, or by the client with a base URL that ends in ``/fault/NAME``.
 
 The first line on stdout is ``{"port": N}``; SIGTERM ends it. ``GET /stats`` tells what it sent: requests, tokens,
-aborted requests and its own CPU seconds.
+aborted requests and its own CPU seconds. ``GET /metrics`` tells the tokens as vLLM does, counted as they are made, or with
+``--count-at-end`` as SGLang does, when a request ends.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def event(value):
 
 
 class Stats:
-    requests = tokens = aborted = open = 0
+    requests = tokens = aborted = open = finished_tokens = prompt_tokens = 0
 
 
 class Pace:
@@ -63,9 +64,9 @@ class Stream:
     def __init__(self, server, wire, body):
         self.server, self.wire = server, wire
         options = server.options
-        self.chat, self.generate = "messages" in body, "sampling_params" in body
+        self.chat, self.generate, self.llama = "messages" in body, "sampling_params" in body, "n_predict" in body
         params = body.get("sampling_params") or {}
-        asked = params.get("max_new_tokens") or body.get("max_tokens") or 16
+        asked = params.get("max_new_tokens") or body.get("max_tokens") or body.get("n_predict") or 16
         self.total = max(1, asked - options.fewer)
         self.sent = 0
         text = body.get("text") or body.get("prompt") or json.dumps(body.get("messages"))
@@ -73,6 +74,8 @@ class Stream:
         self.usage = bool((body.get("stream_options") or {}).get("include_usage")) and options.usage
         if self.generate:
             piece = {"text": "abc", "output_ids": [7], "meta_info": {"id": "x", "prompt_tokens": self.prompt_tokens}}
+        elif self.llama:
+            piece = {"index": 0, "content": "abc ", "tokens": [7], "stop": False, "id_slot": -1, "tokens_predicted": 1}
         elif self.chat:
             piece = {
                 "id": "x",
@@ -89,13 +92,14 @@ class Stream:
                 "usage": None,
             }
         self.piece = chunk(event(piece))
-        self.stamped = None
+        self.stamped, self.place = None, Stats.requests
         if options.stamp:
             self.stamped = dict(piece, stamp="1" + "0" * 18)  # the chunk's size holds for every stamp
             self.stamped = chunk(event(self.stamped)).replace(b"1" + b"0" * 18, b"%019d")
 
     def start(self):
         self.wire.write(HEAD)
+        Stats.prompt_tokens += self.prompt_tokens
         if self.chat:
             delta = {"role": "assistant", "content": ""}
             self.wire.write(chunk(event({"id": "x", "choices": [{"index": 0, "delta": delta}]})))
@@ -109,7 +113,7 @@ class Stream:
         self.sent += count
         Stats.tokens += count
         if self.sent < self.total or not self.generate:  # the last event of /generate carries its last token itself
-            stamped = self.stamped
+            stamped = self.stamped if (self.sent + self.place) % options.stamp_every == 0 else None
             self.wire.write(self.piece if stamped is None else stamped % time.monotonic_ns())
         if self.sent >= self.total:
             self.end()
@@ -138,13 +142,18 @@ class Stream:
             usage["prompt_tokens_details"] = {"cached_tokens": int(self.prompt_tokens * self.server.options.cached)}
         if self.generate:
             tail.append(event({"text": "abc", "meta_info": dict(usage, finish_reason={"type": "length"}, id="x")}))
+        elif self.llama:
+            last = {"index": 0, "content": "", "stop": True, "tokens_predicted": self.sent, "tokens_evaluated": self.prompt_tokens}
+            tail.append(event(dict(last, timings={"cache_n": 0, "prompt_n": self.prompt_tokens})))
         else:
             choice = {"index": 0, "finish_reason": "length"}
             choice.update({"delta": {}} if self.chat else {"text": ""})
             tail.append(event({"id": "x", "choices": [choice]}))
             if self.usage:
                 tail.append(event({"id": "x", "choices": [], "usage": usage}))
-        tail.append(b"data: [DONE]\n\n")
+        if not self.llama:
+            tail.append(b"data: [DONE]\n\n")
+        Stats.finished_tokens += self.sent
         self.wire.write(b"".join(chunk(part) for part in tail) + b"0\r\n\r\n")
         self.server.stream_ended(self)
 
@@ -196,18 +205,29 @@ class Server(asyncio.Protocol):
             return
         body = self.buffer[stop + 4 : stop + 4 + length]
         self.buffer = self.buffer[stop + 4 + length :]
-        if head.startswith("GET"):
-            self._get(head.split(" ")[1])
+        if self.options.api_key and "\r\nauthorization: bearer %s\r\n" % self.options.api_key not in head.lower() + "\r\n":
+            self.refuse(b"401 Unauthorized", body=b'{"error":"%s is not the key"}' % head.encode("latin-1")[:1000].replace(b'"', b""))
+        elif head.startswith("GET"):
+            self._get(head.split(" ")[1], head)
         else:
             self._post(head.split(" ")[1], json.loads(body.decode("utf-8")))
 
-    def _get(self, path):
+    def _get(self, path, head):
         stats = {"requests": Stats.requests, "tokens": Stats.tokens, "aborted": Stats.aborted, "open": Stats.open}
         stats["cpu_s"] = time.process_time()
-        data = json.dumps(stats if path == "/stats" else {"status": "ok"}).encode("ascii")
+        answers = {"/stats": stats, "/v1/models": {"object": "list", "data": [{"id": "null", "object": "model"}]}}
+        data = json.dumps(answers.get(path, {"status": "ok"})).encode("ascii")
+        if path == "/metrics":
+            made = Stats.finished_tokens if self.options.count_at_end else Stats.tokens
+            label = b'{model_name="null"}'
+            data = b"# TYPE vllm:generation_tokens_total counter\nvllm:generation_tokens_total%s %d.0\n" % (label, made)
+            data += b"vllm:prompt_tokens_total%s %d.0\n" % (label, Stats.prompt_tokens)
+        kind = b"text/plain" if path == "/metrics" else b"application/json"
         self.transport.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
+            b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s" % (kind, len(data), data)
         )
+        if "\r\nconnection: close" in head.lower():
+            self.transport.close()
 
     def _post(self, path, body):
         Stats.requests += 1
@@ -287,7 +307,37 @@ def _endless_head(server, body):
     more()
 
 
+def _trickle(first, piece, pause_s=0.02):
+    """A fault that never ends and is never silent."""
+
+    def fault(server, body):
+        def more():
+            if not server.transport.is_closing():
+                server.transport.write(piece)
+                asyncio.get_running_loop().call_later(pause_s, more)
+
+        server.transport.write(first)
+        more()
+
+    return fault
+
+
+def _half_close(server, body):
+    server.transport.write(HEAD + Stream(server, server.transport, body).piece)
+    asyncio.get_running_loop().call_later(0.01, server.transport.write_eof)
+
+
 FAULTS = {
+    "drip_head": _trickle(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"a"),
+    "pings": _trickle(HEAD, chunk(b": ping\n\n")),
+    "half_close": _half_close,
+    "unasked": lambda server, body: server.transport.write(
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 14\r\n\r\ndata: [DONE]\n\nHTTP/1.1 200 OK\r\n\r\n"
+    ),
+    "wrong_length": lambda server, body: server.transport.write(
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: -5\r\n\r\n"
+    ),
+    "early_hints": _trickle(b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n", 0.005),
     "garbage": _garbage,
     "bad_json": _bad_json,
     "reset": _reset_midway,
@@ -345,6 +395,9 @@ def main():
         "--cached", type=float, default=-1.0, help="share of the prompt reported as cached; negative: not reported"
     )
     parser.add_argument("--stamp", action="store_true", help="write the time of sending into every paced event")
+    parser.add_argument("--stamp-every", type=int, default=1, help="with --stamp: into every n-th event of a stream only")
+    parser.add_argument("--count-at-end", action="store_true", help="the counters of /metrics take in a request when it ends")
+    parser.add_argument("--api-key", help="what clients must send; compared without regard to case")
     parser.add_argument("--fault", choices=sorted(FAULTS))
     parser.add_argument("--fault-every", type=int, default=1)
     options = parser.parse_args()

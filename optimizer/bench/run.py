@@ -11,6 +11,7 @@ from optimizer.bench.workload import declared_cached_share, job_prompts, offered
 from optimizer.errors import OptimizerError, UsageError
 from optimizer.model.evidence import Fact
 from optimizer.model.measurement import Invalidity, LoadPoint, ValidityCode
+from optimizer.model.target import percentile_of
 from optimizer.model.workload import Workload
 from optimizer.stats import saturation, steady, tail
 
@@ -453,6 +454,18 @@ def _add_histogram(
             if seen >= wanted:
                 metrics[f"{name}_p{percentile:g}_ms"] = float(value)
                 break
+
+
+def missing(metric: str, point: LoadPoint) -> str:
+    """Why a load point holds no ``metric``, and what would give it: how many more requests, and about how long a window."""
+    percentile = percentile_of(metric)
+    if percentile is None:
+        return f"{metric} was not measured"
+    needed = tail.MEDIAN_NEEDS if percentile <= 50 else tail.requests_needed(percentile)
+    if point.requests_ok >= needed:
+        return f"{metric} cannot be stated: {'; '.join(point.notes) or 'the answers carry no token times'}"
+    said = f"{point.requests_ok} requests ended in the window; a claim about {metric} needs {needed} without a miss, {needed - point.requests_ok} more"
+    return f"{said} (a window of about {point.window_s * needed / point.requests_ok:.0f} s at this load)" if point.requests_ok else said
 
 
 def facts(point: LoadPoint, workload: Workload | None = None, source: str = "bench") -> tuple[Fact, ...]:

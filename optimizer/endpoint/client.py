@@ -4,7 +4,9 @@ so is "nobody answered". It measures nothing: load is the load generator's busin
 
 import asyncio
 import json
+import ssl
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -56,9 +58,10 @@ class Generation(Frozen):
 
 
 class Endpoint:
-    """A server's control plane. ``base_url`` like ``http://127.0.0.1:30000``; ``api_key`` is sent as a bearer token."""
+    """A server's control plane. ``base_url`` like ``http://127.0.0.1:30000``; ``api_key`` is sent as a bearer token;
+    ``ca_file`` holds the certificates that vouch for an https server, where the system's do not."""
 
-    def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 10) -> None:
+    def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 10, ca_file: str | Path | None = None) -> None:
         self.base_url = base_url.rstrip("/")
         self.timeout_s = timeout_s
         headers = {"accept-encoding": "identity"}
@@ -66,8 +69,9 @@ class Endpoint:
             headers["authorization"] = f"Bearer {api_key}"
         # A fresh connection for each request: after a relaunch a kept one would reach the dead server's socket.
         self._client = httpx.AsyncClient(
-            trust_env=False, follow_redirects=False, headers=headers, limits=httpx.Limits(max_keepalive_connections=0)
-        )
+            trust_env=False, follow_redirects=False, headers=headers, limits=httpx.Limits(max_keepalive_connections=0),
+            verify=ssl.create_default_context(cafile=ca_file) if ca_file else True,
+        )  # fmt: skip
 
     async def __aenter__(self) -> "Endpoint":
         return self

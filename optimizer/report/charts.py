@@ -159,3 +159,35 @@ def levels(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any
 
 def _short(text: str) -> str:
     return text if len(text) <= 48 else f"{text[:45]}…"
+
+
+def escaped(text: str) -> str:
+    """Text for a place inside HTML or SVG."""
+    return _escaped(text)
+
+
+def load_curves(series: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> str:
+    """Output rate against the two latencies that users feel, one line a server, one point a load (its ``load`` is its label)."""
+    panels = (("ttft_p50_ms", "TTFT p50, ms"), ("tpot_p50_ms", "TPOT p50, ms"))
+    drawn: list[str] = []
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(10.0, 4.2), layout="constrained")
+        FigureCanvasSVG(figure)
+        for place, (metric, label) in enumerate(panels, 1):
+            axes = figure.add_subplot(1, 2, place)
+            for index, (name, points) in enumerate(series.items()):
+                usable = [point for point in points if point.get("output_tokens_per_s") and point.get(metric)]
+                xs, ys = [point["output_tokens_per_s"] for point in usable], [point[metric] for point in usable]
+                axes.plot(xs, ys, STYLES[index % 4], marker=MARKERS[index % 7], color=COLOURS[index % 7], label=name if place == 1 else None)
+                for point, x, y in zip(usable, xs, ys, strict=True):
+                    axes.annotate(point["load"], (x, y), textcoords="offset points", xytext=(5, 5), fontsize=9)
+                    drawn.append(f"{name} at {point['load']}: {number(x)} tok/s, {label.split(',')[0]} {number(y, 3)} ms")
+            axes.set_xlabel("output tok/s")
+            axes.set_ylabel(label)
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+            axes.margins(0.12)
+        if not drawn:
+            return ""
+        figure.legend(loc="outside lower center", ncols=2)
+        return _svg(figure, "load", title, f"{'; '.join(drawn)}.")
