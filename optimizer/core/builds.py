@@ -1,6 +1,7 @@
 """Compares engine versions with the ranges of knowledge files (``>=0.4.6.post5,<=0.5.23``). Responsible for version
 order only: pre-releases before, post-releases after; what cannot be read is unknown, which never kills a setting."""
 
+import functools
 import re
 
 _VERSION = re.compile(
@@ -13,6 +14,7 @@ _CLAUSE = re.compile(r"^(>=|<=|==|!=|>|<)\s*(\S+)$")
 Key = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]
 
 
+@functools.lru_cache(maxsize=1024)
 def version_key(text: str) -> Key | None:
     """A key that sorts versions, None for what is no version. Local parts (``+cu130``) do not count."""
     match = _VERSION.match(text.strip())
@@ -26,6 +28,7 @@ def version_key(text: str) -> Key | None:
     return tuple(release), (*tail, (0, 0))
 
 
+@functools.lru_cache(maxsize=4096)
 def in_builds(version: str | None, builds: str | None) -> bool | None:
     """Does ``version`` lie in the range? True without a range; None when the version or the range cannot be read."""
     if builds is None or not builds.strip():

@@ -12,6 +12,7 @@ from optimizer.ceiling.reach import out_of_reach as reach
 from optimizer.ceiling.shape import shape_from_config, shape_from_facts
 from optimizer.ceiling.waterfall import bucket_share as share_of
 from optimizer.ceiling.waterfall import observed_efficiency
+from optimizer.core.once import once
 from optimizer.core.plan import Plan
 from optimizer.core.roofline import ceiling_facts
 from optimizer.core.state import ArmState, State
@@ -43,6 +44,10 @@ def hardware_of(state: State, plan: Plan) -> HardwareSpec | NoCeiling:
 
 def inputs_at(state: State, plan: Plan, arm: ArmState, point: LoadPoint) -> Inputs:
     """Everything a computation may use about one load point of one arm."""
+    return once(state, plan, "inputs", lambda: _inputs_at(state, plan, arm, point), arm, point)
+
+
+def _inputs_at(state: State, plan: Plan, arm: ArmState, point: LoadPoint) -> Inputs:
     evidence = state.survey_evidence.merged(arm.evidence)
     requests = max(1, point.requests_ok)
     assert state.spec is not None
@@ -56,6 +61,10 @@ def inputs_at(state: State, plan: Plan, arm: ArmState, point: LoadPoint) -> Inpu
 
 def best_efficiency(state: State, plan: Plan) -> float | None:
     """The best η that graphed decode without drafts showed in this study at the target's concurrency; None before one did."""
+    return once(state, plan, "efficiency", lambda: _best_efficiency(state, plan))
+
+
+def _best_efficiency(state: State, plan: Plan) -> float | None:
     best: list[float] = []
     for arm in state.arms.values():
         if not arm.results:

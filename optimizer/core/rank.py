@@ -9,6 +9,7 @@ from typing import Any
 
 from optimizer.core import economy, picture
 from optimizer.core.closing import pooled
+from optimizer.core.once import once
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate
 from optimizer.core.prior import PRIOR_ART
@@ -34,12 +35,20 @@ SHOWN_PROBABILITY = 0.10
 
 def view(state: State, plan: Plan) -> Look:
     """What predicates see: the baseline's facts with those derived from its ceiling, its effective settings, the box."""
+    return once(state, plan, "view", lambda: _view(state, plan))
+
+
+def _view(state: State, plan: Plan) -> Look:
     survey = state.survey or {}
     return Look(facts=picture.facts(state, plan), settings=state.effective, box=survey.get("facts", {}))
 
 
 def ground(state: State, plan: Plan) -> Ground:
     """What refusals rest on."""
+    return once(state, plan, "ground", lambda: _ground(state, plan))
+
+
+def _ground(state: State, plan: Plan) -> Ground:
     assert state.spec is not None
     survey = state.survey or {}
     engine = survey.get("engine", "")
@@ -67,6 +76,10 @@ def dead_on_command_line(state: State, plan: Plan) -> tuple[Refusal, ...]:
 
 def scored(state: State, plan: Plan) -> tuple[Scored, ...]:
     """All hypotheses that concern this engine, best first."""
+    return once(state, plan, "scored", lambda: _scored(state, plan))
+
+
+def _scored(state: State, plan: Plan) -> tuple[Scored, ...]:
     engine = (state.survey or {}).get("engine", "")
     books = [book for book in plan.playbooks if _concerns(book, engine)]
     measured = {name: belief.measured_db for name, belief in state.beliefs.items()}

@@ -105,8 +105,12 @@ def resolved_form(settings: Settings, ground: Ground) -> Settings:
     values = dict(canonical_settings(settings, keep_none=False).values)
     for _ in range(_MOST_ROUNDS):
         changed = False
+        view = Look(ground.evidence, _PointView(values, ground, frozenset(values)), ground.box or {})
+        seen = dict(values)
         for rule in _rules(ground, "overridden"):
-            view = Look(ground.evidence, _PointView(values, ground, frozenset(values)), ground.box or {})
+            if values != seen:  # a rule before this one has changed the point
+                view = Look(ground.evidence, _PointView(values, ground, frozenset(values)), ground.box or {})
+                seen = dict(values)
             if evaluate(rule.when, view) is not True:
                 continue
             for name, value in rule.sets.items():
@@ -265,7 +269,7 @@ class _PointView(Mapping[str, Value]):
 
     def __init__(self, point: Mapping[str, Value], ground: Ground, named: frozenset[str]) -> None:
         self._given = {**point, **_dotted(point)}
-        effective = dict(ground.effective or {})
+        effective = ground.effective or {}
         before = canonical_settings(ground.settings, keep_none=False).values
         # What was given before and is not any more falls back to a default that nobody has seen yet.
         dropped = {name for name in before if name not in point} | {name for name in named if name not in point}

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self, TypeVar
 
 from pydantic import Field
 
 from optimizer.model.base import Frozen, Scalar, Value
+
+T = TypeVar("T", bound=Frozen)
 
 
 class Fact(Frozen):
@@ -24,6 +26,14 @@ class Fact(Frozen):
     basis: str = "measured"
     role: str = "server"
 
+    @cached_property
+    def identity(self) -> tuple[object, ...]:
+        """Name, role and labels: what makes two facts observations of the same thing."""
+        return (self.name, self.role, *sorted((key, str(value)) for key, value in self.labels.items()))
+
+    def __copy__(self) -> Self:
+        return _fresh(super().__copy__(), "identity")
+
 
 class Missing(Frozen):
     """A fact that nobody could read, and why."""
@@ -39,6 +49,10 @@ class Evidence(Frozen):
     missing: tuple[Missing, ...] = ()
     unrecognised_lines: int = 0
     unrecognised_examples: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was done to the input on reading: units converted, names refused
+
+    def __copy__(self) -> Self:
+        return _fresh(super().__copy__(), "_index", "_merges")
 
     @cached_property
     def _index(self) -> dict[str, tuple[Fact, ...]]:
@@ -66,8 +80,23 @@ class Evidence(Frozen):
 
     def merged(self, later: "Evidence") -> "Evidence":
         """Both, where a later observation of the same name and labels replaces the earlier one."""
-        keep = {_identity(fact) for fact in later.facts}
-        facts = (*(fact for fact in self.facts if _identity(fact) not in keep), *later.facts)
+        known = self._merges.get(id(later))
+        if known is not None and known[0] is later:  # a study merges the same two for every decision
+            return known[1]
+        found = self._merged(later)
+        if len(self._merges) >= 32:
+            self._merges.clear()
+        self._merges[id(later)] = (later, found)
+        return found
+
+    @cached_property
+    def _merges(self) -> dict[int, tuple["Evidence", "Evidence"]]:
+        """What ``merged`` gave before, by the other side (held, so that its id stays its own)."""
+        return {}
+
+    def _merged(self, later: "Evidence") -> "Evidence":
+        keep = {fact.identity for fact in later.facts}
+        facts = (*(fact for fact in self.facts if fact.identity not in keep), *later.facts)
         names = {fact.name for fact in facts}
         missing = {item.name: item for item in (*self.missing, *later.missing) if item.name not in names}
         return Evidence(
@@ -75,11 +104,15 @@ class Evidence(Frozen):
             missing=tuple(missing.values()),
             unrecognised_lines=self.unrecognised_lines + later.unrecognised_lines,
             unrecognised_examples=(self.unrecognised_examples + later.unrecognised_examples)[:10],
+            notes=tuple(dict.fromkeys((*self.notes, *later.notes))),
         )
 
 
-def _identity(fact: Fact) -> tuple[object, ...]:
-    return (fact.name, fact.role, *sorted((key, str(value)) for key, value in fact.labels.items()))
+def _fresh(copied: T, *cached: str) -> T:
+    """A copy may get other fields at once, so what was computed from the old ones is dropped."""
+    for name in cached:
+        copied.__dict__.pop(name, None)
+    return copied
 
 
 def evidence(facts: Iterable[Fact], missing: Iterable[Missing] = ()) -> Evidence:
