@@ -11,6 +11,7 @@ from typing import Any
 
 from optimizer.core import checks, closing, economy, rank
 from optimizer.core.plan import Plan
+from optimizer.core.prior import PRIOR_ART, compared
 from optimizer.core.refuse import refuse
 from optimizer.core.resolve import canonical_settings
 from optimizer.core.state import State
@@ -42,6 +43,10 @@ def parse(text: str, state: State, plan: Plan) -> Question:
     asked = text.strip()
     if plan.playbook(asked) is not None:
         return Question("cause", asked)
+    if asked == PRIOR_ART:
+        known = state.spec.prior_art if state.spec is not None else ()
+        said = "; ".join(f"{item.name}: {compared(state, item)}" for item in known if state.survey is not None)
+        raise UsageError(f"No prior art concerned this study. {said or 'None was there when it opened.'}", hint="optimize run --prior STUDY|FILE names one.")
     name, valued, value = _split(asked)
     if not _NAME.fullmatch(name):
         raise UsageError(f"{text!r} is neither a setting nor a cause.", hint="Examples: cuda_graph_max_bs=64, --mem-fraction-static, NCCL_PROTO=LL, speculation-off")
@@ -107,8 +112,8 @@ def _near(name: str, known: Sequence[str]) -> list[str]:
 
 
 def why_not(entries: Sequence[Entry], state: State, plan: Plan, question: Question) -> dict[str, Any]:
-    """``answer``: kept, in_force, ruled_out, not_shown, refused, being_tested or never_tested; ``findings``: what that rests on, each with
-    its entry; ``cost``: of a test that was never made."""
+    """``answer``: kept, in_force, ruled_out, not_shown, refused, handed_over, being_tested or never_tested, and beside it everything that
+    it rests on, each with its entry; ``cost``: of a test that was never made."""
     books = [book for book in plan.playbooks if _speaks_of(book, question, plan)]
     measured = list(_measured(entries, question))
     refused = list(_refused(entries, question))
@@ -121,7 +126,8 @@ def why_not(entries: Sequence[Entry], state: State, plan: Plan, question: Questi
         "now": _now(state, question),
     }  # fmt: skip
     found["answer"] = _answer(state, question, found)
-    found["cost"] = _cost(state, [row for book in books if (row := _row_of(state, plan, book.id)) is not None]) if found["answer"] == "never_tested" else None
+    untested = not measured and found["answer"] in ("never_tested", "ruled_out")
+    found["cost"] = _cost(state, [row for book in books if (row := _row_of(state, plan, book.id)) is not None]) if untested else None
     return found
 
 
@@ -133,11 +139,13 @@ def _answer(state: State, question: Question, found: Mapping[str, Any]) -> str:
         if last["kept"]:
             return "kept"
         return "ruled_out" if last["ruled_out"] else "not_shown"
-    if question.kind == "setting" and found["now"]["in_force"]:
+    if found["now"]["in_force"]:
         return "in_force"
+    if question.kind == "cause" and found["refused"] and found["refused"][-1]["kind"] == "hand_over":
+        return "handed_over"
     if found["refused"] or found["rule"] is not None:
         return "refused"
-    if question.kind == "cause" and any(row["ruled_out"] for row in found["evidence"]):
+    if found["evidence"] and all(row["ruled_out"] for row in found["evidence"]):
         return "ruled_out"
     return "never_tested"
 
@@ -219,7 +227,7 @@ def _sample_values(state: State, plan: Plan, name: str) -> list[Value]:
 def _now(state: State, question: Question) -> dict[str, Any]:
     given = canonical_settings(Settings(values=dict(state.given)).merged(state.baseline.values), keep_none=False).values
     value = given.get(question.name, state.effective.get(question.name))
-    in_force = question.kind == "setting" and (value == question.value if question.valued and question.value is not None else question.name in given)
+    in_force = question.kind == "setting" and question.valued and value == question.value
     return {"value": value, "in_force": in_force, "given": question.name in state.given}
 
 

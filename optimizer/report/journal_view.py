@@ -4,7 +4,7 @@ Reads journals; writes nothing."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,36 @@ def line_of(entry: Entry) -> str:
 
 def why_text(entries: Sequence[Entry], seq: int) -> str:
     """One entry, the entries that caused it, and the log lines and facts that support them."""
+    lines: list[str] = []
+    for depth, entry in enumerate(_chain(entries, seq)):
+        lines.append(f"{'  ' * depth}{line_of(entry)}")
+        lines += [f"{'  ' * depth}       {text}" for text in _support(entry)]
+    return "\n".join(lines)
+
+
+def why_document(study: str, entries: Sequence[Entry], seq: int) -> dict[str, Any]:
+    """The same chain for programs: each entry with its sentence, its interval where it has one, and what supports it."""
+    chain = []
+    for entry in _chain(entries, seq):
+        judgement = entry.body.get("judgement")
+        kept = {key: judgement[key] for key in ("verdict", "ratio", "low", "high", "confidence", "n_candidate", "n_baseline")} if judgement else None
+        chain.append({"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "text": sentence(entry), "interval": kept,
+                      "support": _support(entry)})  # fmt: skip
+    return {"study": study, "seq": seq, "chain": chain, "text": why_text(entries, seq)}
+
+
+def _chain(entries: Sequence[Entry], seq: int) -> Iterator[Entry]:
+    """The entry and those that led to it, nearest first. Raises UsageError where there is no such entry."""
     by_seq = {entry.seq: entry for entry in entries}
     if seq not in by_seq:
-        raise UsageError(f"There is no entry {seq}; the journal has {len(entries)}.")
-    lines: list[str] = []
+        raise UsageError(f"There is no entry {seq}; the journal has {len(entries)}.", hint="optimize journal STUDY --all lists them.")
     current: Entry | None = by_seq[seq]
-    depth = 0
-    while current is not None and depth < 50:
-        lines.append(f"{'  ' * depth}{line_of(current)}")
-        lines += [f"{'  ' * depth}       {text}" for text in _support(current)]
+    for _ in range(50):
+        if current is None:
+            return
+        yield current
         cause = _implied_cause(entries, current) or current.cause
-        current = by_seq.get(cause) if cause else None
-        depth += 1
-    return "\n".join(lines)
+        current = by_seq.get(cause) if cause and cause < current.seq else None
 
 
 def _support(entry: Entry) -> list[str]:
@@ -73,9 +90,21 @@ def _support(entry: Entry) -> list[str]:
     if entry.kind == EntryKind.CHOSEN:
         refused = [f"left out: {item['why']}" for item in body.get("refused_parts", [])]
         return [f"claim: {body.get('claim', '')}", f"what would decide: {body.get('discriminating_test', '')}", *refused]
+    if entry.kind == EntryKind.INTENT and body["step"]["kind"] == "check":
+        return [f"its answer speaks about: {', '.join(body['step']['about'])}"]
+    if entry.kind == EntryKind.OUTCOME and body["step"] == "check" and body["outcome"]["status"] == "done":
+        return [f"{fact['name']} = {fact['value']}{_labels(fact)}" for fact in body["outcome"]["body"]["evidence"]["facts"]]
+    if entry.kind == EntryKind.JUDGED:
+        side = [f"at concurrency {row['concurrency']}: ×{row['ratio']:.3f}" for row in body.get("side", [])]
+        return [f"measured at entry {entry.cause}", *side] if entry.cause else side
     if entry.kind == EntryKind.REFUSED and body.get("source"):
         return [f"source: {body['source']}"]
     return []
+
+
+def _labels(fact: Mapping[str, Any]) -> str:
+    shown = ", ".join(f"{name} {value}" for name, value in fact.get("labels", {}).items())
+    return f" ({shown})" if shown else ""
 
 
 def _implied_cause(entries: Sequence[Entry], entry: Entry) -> int | None:
@@ -89,12 +118,16 @@ def _implied_cause(entries: Sequence[Entry], entry: Entry) -> int | None:
     match entry.kind:
         case EntryKind.OUTCOME:
             return next((item.seq for item in reversed(before) if item.kind == EntryKind.INTENT and item.key == entry.key), None)
+        case EntryKind.INTENT if entry.body["step"]["kind"] == "check":
+            return last(EntryKind.RANKED)
         case EntryKind.INTENT:
             return last(EntryKind.CHOSEN, EntryKind.PROMOTED, EntryKind.NOTE, EntryKind.ROLLED_BACK)
         case EntryKind.CHOSEN | EntryKind.REFUSED:
             return last(EntryKind.RANKED)
         case EntryKind.RANKED:
-            return last(EntryKind.CEILING)
+            ceiling = last(EntryKind.CEILING)
+            tested = next((item.seq for item in reversed(before) if item.kind == EntryKind.OUTCOME and item.body["step"] == "check"), None)
+            return tested if tested is not None and tested > (ceiling or 0) else ceiling
         case EntryKind.PROMOTED | EntryKind.PRUNED | EntryKind.DEFERRED:
             judged = [item for item in before if item.kind == EntryKind.JUDGED and item.body.get("hypothesis") == entry.body.get("hypothesis")]
             return judged[-1].seq if judged else None

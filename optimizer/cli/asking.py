@@ -1,0 +1,39 @@
+"""``why`` and ``why-not``: a study answers for what it did and for what it left alone."""
+
+from __future__ import annotations
+
+import click
+
+from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+
+
+@click.command()
+@click.argument("study")
+@click.argument("seq", type=click.IntRange(min=1))
+@json_option
+@click.pass_context
+def why(ctx: click.Context, study: str, seq: int, as_json: bool) -> None:
+    """Why entry SEQ of a study is there: everything that led to it, down to the log line. `optimize journal STUDY` shows the numbers."""
+    from optimizer.wiring.asking import why as answer
+
+    found = answer(study, seq, roots_of(ctx))
+    if wants_json(ctx, as_json):
+        print_json(found)
+    else:
+        click.echo(found["text"])
+
+
+@click.command("why-not", context_settings={"ignore_unknown_options": True})
+@click.argument("study")
+@click.argument("setting")
+@json_option
+@click.pass_context
+def why_not(ctx: click.Context, study: str, setting: str, as_json: bool) -> None:
+    """What ruled SETTING in or out, or what its test would cost: NAME, NAME=VALUE, --flag, a variable, or the id of a cause."""
+    from optimizer.wiring.asking import why_not as answer
+
+    found = answer(study, setting, roots_of(ctx))
+    if wants_json(ctx, as_json):
+        print_json(found)
+    else:
+        click.echo(found["text"])
