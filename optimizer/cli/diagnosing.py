@@ -17,11 +17,19 @@ from optimizer.errors import UsageError
 @click.option("--host", help="Read a live box instead (nothing is changed).")
 @click.option("--port", type=click.IntRange(1, 65535))
 @click.option("--engine", type=str)
+@click.option("--sheet", is_flag=True, help="Print the evidence sheet before the causes: what was found where, and what is missing.")
+@click.option("--all", "everything", is_flag=True, help="The sheet with every fact and every reason for a missing one.")
 @json_option
 @click.pass_context
-def diagnose(ctx: click.Context, evidence: tuple[Path, ...], host: str | None, port: int | None, engine: str | None, as_json: bool) -> None:
-    """Rank what may limit a server, from recorded evidence or from a live box."""
+def diagnose(
+    ctx: click.Context, evidence: tuple[Path, ...], host: str | None, port: int | None, engine: str | None, sheet: bool, everything: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Rank what may limit a server, from recorded evidence or from a live box.
+
+    A live box is always shown with its evidence sheet; recorded evidence with --sheet or --all."""
     from optimizer.report.diagnosis_view import diagnosis_text
+    from optimizer.report.sheet_view import sheet_text
     from optimizer.wiring import diagnose_bundle, diagnose_host
 
     if bool(evidence) == bool(host):
@@ -35,4 +43,6 @@ def diagnose(ctx: click.Context, evidence: tuple[Path, ...], host: str | None, p
     if wants_json(ctx, as_json):
         print_json(found.to_json())
     else:
+        if host or sheet or everything:
+            click.echo(sheet_text(found, everything=everything) + "\n")
         click.echo(diagnosis_text(found))

@@ -40,9 +40,16 @@ FOLDER_FILES = (
     "config.json",
     "nccl.log",
     "host.json",
+    "gpu_processes.csv",
+    "topo_p2p.txt",
+    "conf_compute.txt",
+    "rocm-smi.json",
+    "amd-smi-static.json",
+    "amd-smi-metric.json",
+    "lspci.txt",
     "exit.json",
 )
-SHARED_FILES = ("help.txt", "topo.txt", "nvidia-smi-q.txt")
+SHARED_FILES = ("help.txt", "topo.txt", "topo_p2p.txt", "conf_compute.txt", "nvidia-smi-q.txt")
 LAUNCH_KEYS = (
     "name",
     "engine",
@@ -94,6 +101,7 @@ class Bundle(Frozen):
     help_text: str = ""
     server_info: dict[str, Value] = Field(default_factory=dict)
     files_digest: str = ""
+    files: tuple[str, ...] = ()  # names of what was there to read
     kind: str = "launch"  # launch, case or live
 
 
@@ -153,6 +161,7 @@ def bundle_from_files(
         launch.with_version(evidence),
         evidence,
         files_digest=digest,
+        files=tuple(sorted(files)),
         bench=gathered.bench,
         model_config_json=gathered.config,
         help_text=files.get("help.txt", b"").decode("utf-8", "replace"),

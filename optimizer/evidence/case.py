@@ -2,12 +2,14 @@
 false."""
 
 from collections.abc import Mapping
+from typing import Any
 
+from optimizer.evidence.convert import factor, same_unit, scaled
 from optimizer.evidence.gather import Launch, launch_facts, log_facts, startup_outcome
 from optimizer.evidence.lines import Piece
 from optimizer.evidence.units import UNITS
 from optimizer.model.base import Scalar, Value
-from optimizer.model.evidence import Evidence, Fact
+from optimizer.model.evidence import Evidence, Fact, Missing
 
 # Facts that only a whole log can support; a few quoted lines cannot.
 _WHOLE_LOG_ONLY = (
@@ -38,14 +40,14 @@ def case_parts(case: Mapping[str, Value]) -> tuple[Launch, Evidence]:
         asked.relabel("launch.json", "known_flags")
     else:
         asked.relabel("launch.json", "argv")
-    evidence = asked.evidence().merged(Evidence(facts=_facts(case.get("facts"), "facts", {})))
+    evidence = asked.evidence().merged(_facts(case.get("facts"), "facts", {}))
     tests = case.get("tests")
     if tests is not None and not isinstance(tests, list):
         raise ValueError("tests must be a list")
     for test in tests or []:
         if not isinstance(test, dict) or not isinstance(test.get("name"), str):
             raise ValueError("every test needs a name")
-        evidence = evidence.merged(Evidence(facts=_facts(test.get("facts"), "tests", {"test": test["name"]})))
+        evidence = evidence.merged(_facts(test.get("facts"), "tests", {"test": test["name"]}))
     lines = case.get("log_lines")
     if lines is not None and not (isinstance(lines, list) and all(isinstance(line, str) for line in lines)):
         raise ValueError("log_lines must be a list of texts")
@@ -67,12 +69,16 @@ def _as_key(fact: Fact) -> Fact:
     return fact.model_copy(update={"source": "log_lines", "line": None, "span": None})
 
 
-def _facts(raw: Value, source: str, extra: Mapping[str, Scalar]) -> tuple[Fact, ...]:
+def _facts(raw: Value, source: str, extra: Mapping[str, Scalar]) -> Evidence:
+    """The listed facts in the vocabulary's units. What cannot be read as stated is left out, with the reason in ``missing``
+    and ``notes``: a number in a wrong unit is a wrong number."""
     if raw is None:
-        return ()
+        return Evidence()
     if not isinstance(raw, list):
         raise ValueError(f"{source} must hold a list of facts")
-    facts = []
+    facts: list[Fact] = []
+    missing: list[Missing] = []
+    notes: list[str] = []
     for item in raw:
         if not isinstance(item, dict) or not isinstance(item.get("name"), str) or item.get("value") is None:
             raise ValueError("every fact needs a name and a value")
@@ -81,21 +87,44 @@ def _facts(raw: Value, source: str, extra: Mapping[str, Scalar]) -> tuple[Fact, 
             value is None or isinstance(value, bool | int | float | str) for value in labels.values()
         ):
             raise ValueError(f"the labels of {item['name'][:80]} must map names to plain values")
-        limits = item.get("range")
-        span = None
-        if isinstance(limits, list) and len(limits) == 2 and all(isinstance(limit, int | float) for limit in limits):
-            span = (float(limits[0]), float(limits[1]))
-        bound = item.get("bound")
-        facts.append(
-            Fact(
-                name=item["name"],
-                value=item["value"],
-                unit=str(item.get("unit") or UNITS.get(item["name"], "")),
-                labels={**{str(key): value for key, value in labels.items()}, **extra},
-                source=source,
-                bound=bound if bound in ("at_least", "at_most") else None,
-                range=span,
-                basis=str(item.get("basis") or "reported")[:40],
-            )
-        )
-    return tuple(facts)
+        name = item["name"][:120]
+        try:
+            by, note = _factor(name, item.get("unit"))
+            facts.append(_fact(name, item, by, {**{str(key): value for key, value in labels.items()}, **extra}, source))
+        except ValueError as error:
+            missing.append(Missing(name=name, reason=f"the case states it, but {error}"))
+            notes.append(f"{name}: left out, because {error}")
+            continue
+        if note:
+            notes.append(f"{name}: {note}")
+    return Evidence(facts=tuple(facts), missing=tuple(missing), notes=tuple(notes))
+
+
+def _factor(name: str, unit: Value) -> tuple[float, str]:
+    """(what to multiply with, what to say about it). A fact that only a user's own vocabulary knows keeps its unit; it is checked
+    where that vocabulary is at hand."""
+    given, wanted = "" if unit is None else str(unit)[:40], UNITS.get(name)
+    if wanted is None or not given or same_unit(given, wanted):
+        return 1.0, ""
+    by = factor(given, wanted)
+    if by is None:
+        raise ValueError(f"its unit is {given}, and this fact is measured in {wanted or 'no unit'}")
+    return by, f"converted from {given} to {wanted}"
+
+
+def _fact(name: str, item: Mapping[str, Any], by: float, labels: dict[str, Scalar], source: str) -> Fact:
+    limits = item.get("range")
+    span = None
+    if isinstance(limits, list) and len(limits) == 2 and all(isinstance(limit, int | float) for limit in limits):
+        span = (float(limits[0]) * by, float(limits[1]) * by)
+    bound = item.get("bound")
+    return Fact(
+        name=name,
+        value=item["value"] if by == 1.0 else scaled(item["value"], by),
+        unit=UNITS[name] if name in UNITS else str(item.get("unit") or ""),
+        labels=labels,
+        source=source,
+        bound=bound if bound in ("at_least", "at_most") else None,
+        range=span,
+        basis=str(item.get("basis") or "reported")[:40],
+    )

@@ -3,7 +3,7 @@ strongest last
 (what the log shows). Pure: bytes in, evidence out."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -11,12 +11,17 @@ from optimizer.evidence.argv import argv_facts, env_facts
 from optimizer.evidence.bench_json import bench_facts, levels_of, read_bench
 from optimizer.evidence.exits import classify
 from optimizer.evidence.found import Found
-from optimizer.evidence.lines import Piece
+from optimizer.evidence.host import gpu_process_facts, host_facts, read_host
+from optimizer.evidence.lines import Piece, iter_lines, pieces_of
 from optimizer.evidence.literal import strict_json
 from optimizer.evidence.llamacpp_log import LlamacppLog
+from optimizer.evidence.llamacpp_props import llamacpp_props_facts
 from optimizer.evidence.model_config import config_facts, read_config
-from optimizer.evidence.nvidia_smi import csv_facts, query_facts, topo_facts
+from optimizer.evidence.nccl_log import NcclLog
+from optimizer.evidence.nvidia_smi import confidential_facts, csv_facts, p2p_facts, query_facts, topo_facts
+from optimizer.evidence.positions import Positions
 from optimizer.evidence.prometheus import metrics_facts, parse_metrics, series_facts
+from optimizer.evidence.rocm_smi import amd_metric_facts, amd_static_facts, rocm_facts
 from optimizer.evidence.server_info import sglang_info_facts, vllm_info_facts
 from optimizer.evidence.sglang_log import SglangLog
 from optimizer.evidence.vllm_log import VllmLog
@@ -52,9 +57,18 @@ _TELLS = {
     "topo.txt": ("topology.gpu_link",),
     "nvidia-smi-q.txt": ("gpu.power_limit_share", "gpu.throttle_share"),
     "bench.json": ("client.output_tps", "client.concurrency"),
-    "config.json": ("model.moe_experts", "model.hybrid_state", "model.mtp_layers"),
+    "config.json": (
+        "model.moe_experts",
+        "model.hybrid_state",
+        "model.mtp_layers",
+        "model.params_total_b",
+        "model.weights_gib",
+        "model.kv_bytes_per_token",
+    ),
+    "host.json": ("host.cpu_count", "host.cpu_steal_pct", "host.proc_cpu_pct", "validity.server_count"),
+    "gpu_processes.csv": ("validity.foreign_gpu_processes",),
 }
-ENGINES_WITHOUT_INFO = ("vllm", "llamacpp")
+ENGINES_WITHOUT_INFO = ("vllm",)
 
 
 class Launch(Frozen):
@@ -141,19 +155,20 @@ def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], l
         part = found("config.json")
         try:
             config = read_config(files["config.json"])
-            config_facts(part, config)
+            config_facts(part, config, files["config.json"])
         except ValueError as error:
             notes.append(Missing(name="model.moe_experts", reason=f"config.json cannot be used: {str(error)[:200]}"))
         parts.append(part.evidence())
-    parts.append(launch_facts(launch).evidence())
-    parts.extend(_gpu_parts(launch, files, shared))
+    parts.append(_placed(launch_facts(launch).evidence(), files))
+    host = _host(launch, files, parts, notes)
+    parts.extend(_gpu_parts(launch, files, shared, host, notes))
     info = _info(launch, files, parts, notes)
     rows: tuple[dict[str, Value], ...] = ()
     if "bench.json" in files:
         part = found("bench.json")
         try:
             rows = read_bench(files["bench.json"])
-            bench_facts(part, rows)
+            bench_facts(part, rows, files["bench.json"])
         except ValueError as error:
             notes.append(Missing(name="client.output_tps", reason=f"bench.json cannot be used: {str(error)[:200]}"))
         parts.append(part.evidence())
@@ -164,6 +179,14 @@ def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], l
         parts.append(part.evidence())
     if log:
         parts.append(log_facts(launch.engine, log, levels_of(rows), launch.engine_version).evidence())
+    if "nccl.log" in files:
+        part = found("nccl.log")
+        reader = NcclLog(part)
+        for line in iter_lines(pieces_of(files["nccl.log"])):
+            if b"NCCL" in line.raw:
+                reader.line(line)
+        reader.finish()
+        parts.append(part.evidence())
     if "metrics_load.txt" in files:
         part = found("metrics_load.txt")
         # A handful of snapshots says less than the log's own lines; from eight on they are the finer record.
@@ -171,8 +194,8 @@ def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], l
             parts.append(part.evidence())
     merged = Evidence(missing=tuple(notes))
     for evidence in parts:
-        merged = merged.merged(evidence)
-    merged = merged.merged(startup_outcome(launch, log, merged, files.get("exit.json")))
+        merged = merged.merged(_spanned(evidence, files))
+    merged = merged.merged(_spanned(startup_outcome(launch, log, merged, files.get("exit.json")), files))
     conflicts = _conflicts(launch, merged, info)
     if conflicts:
         part = found("launch.json", "derived")
@@ -195,7 +218,7 @@ def launch_facts(launch: Launch, *, complete: bool = True) -> Found:
     part = Found("launch.json", "argv")
     part.add(
         "engine.name",
-        launch.engine if launch.engine in ("sglang", "vllm", "tensorrt-llm") else "other",
+        launch.engine if launch.engine in ("sglang", "vllm", "llamacpp", "tensorrt-llm") else "other",
         basis="reported",
     )
     part.add("engine.version", launch.engine_version or None, basis="reported")
@@ -260,7 +283,57 @@ def log_facts(
     return vllm.finish(levels)
 
 
-def _gpu_parts(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str]) -> list[Evidence]:
+def _placed(evidence: Evidence, files: Mapping[str, bytes]) -> Evidence:
+    """The launch's facts point at the line of launch.json that says so: of the flags, or of the environment."""
+    at = Positions(files.get("launch.json", b"")).at
+    places = {"argv": at("argv"), "env": at("env"), "reported": at("engine")}
+    facts = []
+    for fact in evidence.facts:
+        line = at("gpu_count") if fact.name == "gpu.count" else at("gpu") if fact.name == "gpu.name" else places.get(fact.basis)
+        if fact.line is None and line is not None:
+            fact = fact.model_copy(update={"line": line.number, "span": (line.start, line.start + len(line.raw))})
+        facts.append(fact)
+    return evidence.model_copy(update={"facts": tuple(facts)})
+
+
+def _spanned(evidence: Evidence, files: Mapping[str, bytes]) -> Evidence:
+    """A fact that no single line supports (a count, a duration between lines) is supported by the whole file."""
+    if all(fact.line is not None or fact.span is not None for fact in evidence.facts):
+        return evidence
+    facts = tuple(
+        fact.model_copy(update={"span": (0, len(files[fact.source]))})
+        if fact.line is None and fact.span is None and fact.source in files
+        else fact
+        for fact in evidence.facts
+    )
+    return evidence.model_copy(update={"facts": facts})
+
+
+def _host(launch: Launch, files: Mapping[str, bytes], parts: list[Evidence], notes: list[Missing]) -> dict[str, Any]:
+    """host.json and the list of GPU processes, whose owners only host.json knows."""
+    host: dict[str, Any] = {}
+    if "host.json" in files:
+        part = Found("host.json")
+        try:
+            host = read_host(files["host.json"])
+            host_facts(part, files["host.json"], host, launch.engine, launch.env)
+            parts.append(part.evidence())
+        except ValueError as error:
+            notes.append(Missing(name="host.cpu_count", reason=f"host.json cannot be used: {str(error)[:200]}"))
+    if "gpu_processes.csv" in files:
+        part = Found("gpu_processes.csv")
+        gpu_process_facts(part, files["gpu_processes.csv"], host)
+        parts.append(part.evidence())
+    return host
+
+
+# AMD's tools, the richest last: what it says stands.
+_AMD = (("rocm-smi.json", rocm_facts), ("amd-smi-static.json", amd_static_facts), ("amd-smi-metric.json", amd_metric_facts))
+
+
+def _gpu_parts(
+    launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], host: Mapping[str, Any], notes: list[Missing]
+) -> list[Evidence]:
     parts = []
     gpus = launch.gpu_count
     limit = clock = None
@@ -268,14 +341,40 @@ def _gpu_parts(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str
         part = Found("nvidia-smi-q.txt")
         query = query_facts(part, files["nvidia-smi-q.txt"], under_load="nvidia-smi-q.txt" not in shared)
         limit, clock = query.power_limit_w, query.max_sm_mhz
+        if "nvidia-smi-q.txt" in shared:
+            for name in ("pcie.link_share", "pcie.link_gb_s", "pcie.usage_share", "gpu.mem_clock_share", "gpu.throttle_share"):
+                part.missing(name, "nvidia-smi -q was asked once for the box, not under this launch's load")
         for name in ("gpu.count", "gpu.name") if gpus is not None else ():
             part.drop(name)  # the box may have more GPUs than this launch used
         if gpus == 0:
             return []
         parts.append(part.evidence())
-    if "topo.txt" in files and gpus != 0:
+    if gpus == 0:
+        return []
+    for name, read in _AMD:
+        if name in files:
+            part = Found(name)
+            try:
+                read(part, files[name])
+            except ValueError as error:
+                notes.append(Missing(name="gpu.count", reason=f"{name} cannot be used: {str(error)[:200]}"))
+                continue
+            for fact in ("gpu.count", "gpu.name") if gpus is not None else ():
+                part.drop(fact)
+            parts.append(part.evidence())
+    if "topo.txt" in files:
         part = Found("topo.txt")
         topo_facts(part, files["topo.txt"], gpus)
+        parts.append(part.evidence())
+    if "topo_p2p.txt" in files and gpus != 1:
+        part = Found("topo_p2p.txt")
+        p2p_facts(part, files["topo_p2p.txt"], gpus)
+        # What the environment switches off is off, whatever the hardware could do.
+        if launch.env.get("NCCL_P2P_DISABLE", "0").strip() in ("", "0"):
+            parts.append(part.evidence())
+    if "conf_compute.txt" in files:
+        part = Found("conf_compute.txt")
+        confidential_facts(part, files["conf_compute.txt"])
         parts.append(part.evidence())
     if "gpu.csv" in files:
         part = Found("gpu.csv")
@@ -296,7 +395,8 @@ def _info(launch: Launch, files: Mapping[str, bytes], parts: list[Evidence], not
     if not isinstance(info, dict):
         notes.append(Missing(name="settings.resolved", reason="server_info.json is no JSON object"))
         return {}
-    (sglang_info_facts if launch.engine == "sglang" else vllm_info_facts)(part, info)
+    readers = {"sglang": sglang_info_facts, "llamacpp": llamacpp_props_facts}
+    readers.get(launch.engine, vllm_info_facts)(part, info)
     parts.append(part.evidence())
     return info
 

@@ -59,7 +59,7 @@ def host_facts(found: Found, data: bytes, host: Mapping[str, Any], engine: str, 
     found.add("host.load_1m", _number(host.get("loadavg_1m")), at("loadavg_1m"))
     _cpu(found, host, at)
     _memory(found, host, at)
-    _fabric(found, host, at)
+    _fabric(found, host, asked, at)
     servers = host.get("servers")
     if isinstance(servers, list):
         found.add("validity.server_count", len(servers), at("servers"))
@@ -114,13 +114,15 @@ def _memory(found: Found, host: Mapping[str, Any], at: Any) -> None:
         found.add("host.swap_used_gib", max(0.0, swap - free) / GIB, at("swap_free_bytes"))
 
 
-def _fabric(found: Found, host: Mapping[str, Any], at: Any) -> None:
+def _fabric(found: Found, host: Mapping[str, Any], asked: Mapping[str, str], at: Any) -> None:
     rdma = host.get("rdma")
     if isinstance(rdma, list):
         found.add("network.rdma_devices", len(rdma), at("rdma"))
     conf = host.get("nccl_conf")
     if isinstance(conf, list) and conf:
-        found.add("nccl.conf_file", sorted(str(item)[:200] for item in conf[:64]), at("nccl_conf"))
+        # NCCL reads the environment first and this file for what is not set there.
+        given = sorted(f"{key}={value}" for key, value in asked.items() if key.startswith("NCCL_") and not key.startswith("NCCL_DEBUG"))
+        found.add("nccl.env", [*given, *sorted(f"conf:{str(item)[:200]}" for item in conf[:64])], at("nccl_conf"))
     gpus = host.get("gpus_pci")
     kinds = {str(one.get("iommu_type")) for one in gpus if isinstance(one, dict) and one.get("iommu_type")} if isinstance(gpus, list) else set()
     iommu = _part(host, "iommu")

@@ -2,13 +2,17 @@
 
 Schema only; what a fact means for a hypothesis is said by playbooks, and how it is read by the evidence parsers."""
 
+import math
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
 
+from optimizer.evidence.convert import factor, same_unit
 from optimizer.model.base import Frozen, Scalar
+from optimizer.model.evidence import Fact
 
 FactType = Literal["int", "float", "bool", "str", "enum", "list", "map"]
 
@@ -93,6 +97,29 @@ class Vocabulary(Frozen):
         for option in options:
             if message := self._not_a_value(spec, option):
                 return message
+        return None
+
+    def misfit(self, fact: Fact) -> str | None:
+        """Why this observation cannot be used as it stands: unknown name, wrong type, impossible value, unit or label."""
+        spec = self.by_name.get(fact.name)
+        if spec is None:
+            near = get_close_matches(fact.name, self.by_name, n=1, cutoff=0.75)
+            return f"no fact has this name{f' (did you mean {near[0]}?)' if near else ''}"
+        unit = "" if spec.unit == "none" else spec.unit
+        if fact.unit and not same_unit(fact.unit, unit):
+            other = factor(fact.unit, unit)
+            return f"its unit is {fact.unit}, and it is measured in {unit or 'no unit'}" + (f" (multiply by {other:g})" if other else "")
+        value = fact.value
+        if spec.type in ("list", "map"):
+            return None if isinstance(value, list if spec.type == "list" else dict) else f"{str(value)[:60]!r} is no {spec.type}"
+        if spec.type == "int" and isinstance(value, float):
+            pass  # a mean or a quantile of whole numbers is none; nothing is wrong with it
+        elif (message := self._not_a_value(spec, value)) is not None:
+            return message
+        if spec.numeric and isinstance(value, int | float) and not math.isfinite(value):
+            return f"{value} is no number"
+        if unknown := sorted(set(fact.labels) - set(spec.labels) - {"test"}):
+            return f"it has no label {unknown[0]} (it has {', '.join(spec.labels) or 'none'})"
         return None
 
     @staticmethod

@@ -8,6 +8,7 @@ from pydantic import Field
 from optimizer.model.base import FiniteFloat, Frozen, Scalar, Value
 from optimizer.model.measurement import Invalidity
 from optimizer.model.playbook import Family
+from optimizer.model.startup import Flip
 
 Reason = Literal["healthy", "load_limited", "ambiguous", "evidence_missing"]
 
@@ -21,6 +22,20 @@ class SeenFact(Frozen):
     source: str = ""
     line: int | None = None
     labels: dict[str, Scalar] = Field(default_factory=dict)
+    span: tuple[int, int] | None = None  # byte offsets in the source
+    basis: str = ""
+    bound: str | None = None
+    resource: str = ""
+    odd: Literal["impossible", "contradicts", "at_limit", "notable"] | None = None
+    why_odd: str = ""
+
+
+class MissingFact(Frozen):
+    """A fact of the vocabulary that nobody could read, and why."""
+
+    fact: str
+    reason: str
+    resource: str = ""
 
 
 class EvidenceLine(Frozen):
@@ -72,6 +87,8 @@ class Diagnosis(Frozen):
     reason: Reason | None = None
     next_step: str | None = None
     facts: tuple[SeenFact, ...] = ()
+    missing: tuple[MissingFact, ...] = ()
+    flips: tuple[Flip, ...] = ()  # start-up facts that differ from the baseline's, or that the log itself calls a fall-back
     hypotheses: tuple[Candidate, ...] = ()
     dead_settings: tuple[DeadInUse, ...] = ()
     notes: tuple[str, ...] = ()
@@ -81,7 +98,8 @@ class Diagnosis(Frozen):
         """The documented shape: empty labels are left out."""
         found = self.plain()
         for fact in found["facts"]:
-            _drop_empty(fact, "labels")
+            for key in ("labels", "span", "basis", "bound", "odd", "why_odd"):
+                _drop_empty(fact, key)
         for hypothesis in found["hypotheses"]:
             for line in (*hypothesis["evidence"], *hypothesis["against"]):
                 _drop_empty(line, "labels")

@@ -39,7 +39,7 @@ def diagnosis_text(found: Any) -> str:
     if found.next_step:
         lines.append(f"\nNext: {found.next_step}")
     lines += [f"Note: {note}" for note in found.notes]
-    lines.append(f"\n{len(found.facts)} facts were read (--json lists them).")
+    lines.append(f"\n{len(found.facts)} facts were read, {len(found.missing)} are missing (--all lists them with their places and reasons).")
     return "\n".join(lines)
 
 

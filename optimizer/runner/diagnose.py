@@ -22,12 +22,13 @@ from optimizer.knowledge.library import Library, load_library
 from optimizer.knowledge.load import find_knowledge
 from optimizer.model.base import Value
 from optimizer.model.ceiling import ModelShape, NoCeiling
-from optimizer.model.diagnosis import Candidate, DeadInUse, Diagnosis, EvidenceLine, Predicted, Reason, SeenFact
+from optimizer.model.diagnosis import Candidate, DeadInUse, Diagnosis, EvidenceLine, Predicted, Reason
 from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.flags import FlagTable
 from optimizer.model.measurement import Invalidity
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
 from optimizer.runner.phrases import action_sentence
+from optimizer.runner.sheet import differences, missing_facts, seen_facts, vetted
 
 # Policy constants, justified on the cases as a whole: +3 db are odds of 2:1, and the next best must be half as likely.
 LEAD_DB = 3.0
@@ -40,6 +41,7 @@ SUSPECT_DB = -3.0
 
 def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -> Diagnosis:
     """Rank the causes for one bundle. ``baseline`` is a launch of the same box to compare speeds with."""
+    bundle = vetted(bundle, library.vocabulary)
     inputs = _inputs(bundle, library)
     evidence = _complete(bundle, inputs, baseline)
     look = Look(facts=evidence, settings=settings_of(bundle), box=_box(evidence))
@@ -61,7 +63,9 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
         verdict="diagnosed" if verdict_reason is None else "cannot-tell",
         reason=verdict_reason,
         next_step=step,
-        facts=tuple(_seen(fact, library) for fact in evidence.facts),
+        facts=seen_facts(evidence, library),
+        missing=missing_facts(evidence, bundle, library.vocabulary),
+        flips=differences(bundle, baseline, library),
         hypotheses=candidates,
         dead_settings=_dead_in_use(bundle, library, look),
         notes=_notes(evidence),
@@ -297,17 +301,6 @@ def _after_a_failed_start(facts: Evidence) -> str:
     return f"The server never became ready ({outcome}){said}. Correct that, start again, and look again."
 
 
-def _seen(fact: Fact, library: Library) -> SeenFact:
-    return SeenFact(
-        fact=fact.name,
-        value=fact.value,
-        unit=fact.unit or library.vocabulary.unit(fact.name),
-        source=fact.source or fact.basis,
-        line=fact.line,
-        labels=fact.labels,
-    )
-
-
 def _dead_in_use(bundle: Bundle, library: Library, look: Look) -> tuple[DeadInUse, ...]:
     """Settings that the user gave and that are known to do nothing. An unknown condition never accuses."""
     asked = bundle.evidence.value("settings.asked")
@@ -338,7 +331,7 @@ def _notes(evidence: Evidence) -> tuple[str, ...]:
         notes.append("acceptance is simulated (SGLANG_SIMULATE_ACC_LEN): the speed is not that of real drafts")
     if evidence.unrecognised_lines:
         notes.append(f"{evidence.unrecognised_lines} log lines look like statistics and were not understood")
-    return tuple(notes)
+    return (*notes, *evidence.notes)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -181,7 +181,11 @@ def test_full_query_speaks_of_links_only_under_load() -> None:
     data = (RECORDINGS / "sglang-0.5.12-h200" / "nvidia-smi-q.txt").read_bytes()
     idle, busy = Found("nvidia-smi-q.txt"), Found("nvidia-smi-q.txt")
     query = query_facts(idle, data)
-    query_facts(busy, data, under_load=True)
+    asleep = Found("nvidia-smi-q.txt")
+    query_facts(asleep, data, under_load=True)  # recorded between two runs: the GPUs say themselves that they are idle
+    query_facts(busy, data.replace(b"Idle                                           : Active", b"Idle                 : Not Active"), under_load=True)
+    assert "pcie.link_share" not in values(asleep)
+    assert any("idle" in item.reason for item in asleep.evidence().missing)
     assert (query.power_limit_w, query.max_sm_mhz, query.names) == (700.0, 1980.0, ["NVIDIA H200", "NVIDIA H200"])
     assert (
         values(idle).items()
