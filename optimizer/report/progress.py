@@ -1,38 +1,52 @@
-"""What the terminal shows while a study runs: phase, hypothesis, launches and minutes spent and left, the last lines of the
-journal. A live panel on a terminal, plain lines elsewhere. Reads the folded state; decides nothing."""
+"""What the terminal shows while a study runs: phase, the idea under test, how the beliefs move, how far the running step is by its
+own past, what of the budget is left, and every journal line above it. A live panel on a terminal, plain lines elsewhere. Reads the
+folded state; decides nothing."""
 
 from __future__ import annotations
 
-from collections import deque
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, what_runs
 from optimizer.core.state import State
+from optimizer.evidence.startup_progress import Startup, startup_progress
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.study import StudySpec
-from optimizer.report.prose import result_text, sentence
+from optimizer.report.prose import changes_text, result_text, sentence
 
 QUIET = {EntryKind.LEASE_TAKEN}
-LINES = 8
+BELIEFS = 5
+MOVED = 0.02  # probability
+STEPS = {
+    "observe": "reading the box", "secure": "securing the box", "calibrate": "calibrating the load generator", "launch": "launching", "await_ready": "starting up",
+    "measure": "measuring", "check": "testing without a relaunch", "stop": "stopping", "restore": "restoring", "propose": "asking the sampler",
+}  # fmt: skip
 
 
 class Progress:
-    """A context manager; ``watch`` takes every entry, ``note`` the small news of the running step."""
+    """A context manager; ``watch`` takes every entry, ``note`` the small news of the running step. ``clock``: seconds, monotonic."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = Console(file=stream, highlight=False, soft_wrap=True)
+        self._clock = clock
         self._live: Live | None = None
-        self._lines: deque[str] = deque(maxlen=LINES)
         self._state: State | None = None
         self._note = ""
+        self._startup: Startup | None = None
+        self._step: tuple[str, float] | None = None  # kind, since
+        self._took: dict[str, list[float]] = {}  # real seconds of finished steps, by kind
+        self._before: dict[str, float] = {}  # probabilities of the ranking before the current one
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -59,16 +73,30 @@ class Progress:
         return answer.strip().lower() in ("y", "yes")
 
     def watch(self, state: State, entry: Entry) -> None:
+        if self._state is not None and entry.kind == EntryKind.RANKED:
+            self._before = {row["id"]: row["probability"] for row in self._state.ranked}
         self._state = state
+        self._timed(entry)
         if entry.kind in QUIET:
             return
         line = f"{entry.seq:>4} {entry.kind.value:<9} {sentence(entry)}"
-        self._lines.append(line)
-        self._note = ""
+        self._note, self._startup = "", None
         self._say(line if self._live is None else line[:400])
+
+    def _timed(self, entry: Entry) -> None:
+        now = self._clock()
+        if entry.kind == EntryKind.INTENT:
+            self._step = (str(entry.body["step"]["kind"]), now)
+        elif entry.kind == EntryKind.OUTCOME and self._step is not None:
+            kind, since = self._step
+            self._step = None
+            if entry.body["outcome"]["status"] == "done":
+                self._took.setdefault(kind, []).append(now - since)
 
     def note(self, text: str) -> None:
         self._note = text
+        if self._step is not None and self._step[0] == "await_ready" and (seen := startup_progress(text)) is not None:
+            self._startup = seen
 
     def finished(self, state: State, folder: Path) -> None:
         if state.closed is None:
@@ -85,19 +113,79 @@ class Progress:
     def _say(self, line: str) -> None:
         (self._live.console if self._live is not None else self.console).print(Text(line))
 
+    # ---- the panel ------------------------------------------------------------------------------------------------
+
     def _panel(self) -> Panel:
         state = self._state
-        table = Table.grid(padding=(0, 2))
         if state is None or state.spec is None:
             return Panel(Text("Connecting …"), title="optimize")
         spec = state.spec
-        hypothesis = state.test.hypothesis if state.test else (state.ranked[0]["id"] if state.ranked else "none yet")
-        used = state.launches_baseline + state.launches_after
-        table.add_row("phase", phase_of(state))
-        table.add_row("hypothesis", hypothesis)
-        table.add_row("launches", f"{used} spent, {max(0, spec.budget.launches - used)} left")
-        table.add_row("minutes", f"{state.minutes:.1f} spent, {max(0.0, spec.budget.minutes - state.minutes):.1f} left")
-        return Panel(Group(table, Text(self._note, style="dim", no_wrap=True)), title=f"optimize · {spec.study} · {spec.target.text}")
+        parts: list[RenderableType] = [self._now(state)]
+        if state.ranked:
+            parts += [Text(), self._beliefs(state)]
+        if self._note:
+            parts += [Text(), Text(self._note, style="dim", no_wrap=True, overflow="ellipsis")]
+        return Panel(Group(*parts), title=f"optimize · {spec.study} · {spec.target.text}")
+
+    def _now(self, state: State) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        table.add_row("phase", f"{phase_of(state)}{self._tested(state)}")
+        if self._step is not None:
+            table.add_row("step", self._running())
+        table.add_row("budget", budget_text(state))
+        return table
+
+    def _tested(self, state: State) -> str:
+        test = state.test
+        if test is None:
+            return ""
+        predicted = f", predicted ×{test.ratio[0]:.2f} to ×{test.ratio[1]:.2f}" if test.ratio else ""
+        return f" · {test.hypothesis}: {changes_text(test.changes) or 'a sample of its space'}{predicted}"
+
+    def _running(self) -> RenderableType:
+        """The running step with its bar: the server's own where it tells, else against how long this study's steps of the kind took."""
+        assert self._step is not None
+        kind, since = self._step
+        elapsed = self._clock() - since
+        took = self._took.get(kind, [])
+        usual = math.fsum(took) / len(took) if took else None
+        what = STEPS.get(kind, kind)
+        share = None
+        if self._startup is not None:
+            what, share = f"{what}: {self._startup.phase}", self._startup.share
+        if share is None and usual:
+            share = min(0.99, elapsed / usual)
+        expected = f", about {max(0.0, usual - elapsed):.0f} s to go by {len(took)} earlier" if usual else ""
+        row = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=1.0, completed=share or 0.0, width=20) if share is not None else Text("")
+        row.add_row(Text(f"{what}, {elapsed:.0f} s{expected}"), bar)
+        return row
+
+    def _beliefs(self, state: State) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for row in state.ranked[:BELIEFS]:
+            before = self._before.get(row["id"])
+            moved = "" if before is None or abs(row["probability"] - before) < MOVED else ("▲" if row["probability"] > before else "▼")
+            belief = state.beliefs.get(row["id"])
+            table.add_row(
+                Text(row["id"]), ProgressBar(total=1.0, completed=float(row["probability"]), width=16), Text(f"{row['probability']:.2f} {moved}"),
+                Text(belief.status if belief else "open", style="dim"),
+            )  # fmt: skip
+        return table
+
+
+def budget_text(state: State) -> str:
+    """Launches and minutes spent and left, and how many more launches the minutes pay for at this study's own pace."""
+    assert state.spec is not None
+    budget, used = state.spec.budget, state.launches_baseline + state.launches_after
+    left, minutes_left = max(0, budget.launches - used), max(0.0, budget.minutes - state.minutes)
+    text = f"{used} launches spent, {left} left; {state.minutes:.1f} min spent, {minutes_left:.1f} left"
+    if used and state.minutes > 0:
+        pace = state.minutes / used
+        text += f"; about {min(left, int(minutes_left / pace))} more fit at {pace:.1f} min each"
+    return text
 
 
 def phase_of(state: State) -> str:

@@ -1,0 +1,94 @@
+"""The live view: driven by a real study on a box in memory, drawn by rich into a terminal that is a string."""
+
+import asyncio
+import io
+
+import pytest
+from rich.console import Console
+
+from optimizer.core.state import State
+from optimizer.evidence.startup_progress import Startup, startup_progress
+from optimizer.model.entry import Entry
+from optimizer.report.progress import Progress
+from optimizer.runner.loop import drive
+from optimizer.runner.recorded import MemoryLog
+from tests.unit.core.model_box import PLAN, ModelBox, spec
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Loading safetensors checkpoint shards:  45% Completed | 5/11 [00:03<00:04,  1.5it/s]", Startup("loading weights", 0.45)),
+        ("[2026-11-29 10:00:00 TP0] Load weight begin. avail mem=138.9 GB", Startup("loading weights", None)),
+        ("Capturing CUDA graph shapes:  37%|███▋      | 13/35 [00:07<00:12,  1.8it/s]", Startup("capturing graphs", 0.37)),
+        ("Capturing batches (bs=64 avail_mem=10.2 GB):  50%|#####     | 10/20 [00:01<00:01]", Startup("capturing graphs", 0.5)),
+        ("[10:00:00] KV Cache is allocated. #tokens: 1,000,000", Startup("allocating the KV pool", None)),
+        ("INFO 11-29 [backends.py:430] Dynamo bytecode transform time: 5.2 s", Startup("compiling kernels", None)),
+        ("[10:00:00] The server is fired up and ready to roll!", Startup("answering", None)),
+        ("main: server is listening on http://127.0.0.1:8080", Startup("answering", None)),
+        ("something else entirely 45% of the time", None),
+        ("", None),
+    ],
+)
+def test_a_line_tells_where_the_start_is(line: str, expected: Startup | None) -> None:
+    assert startup_progress(line) == expected
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 5.0
+        return self.now
+
+
+def panels(better: float = 1200.0) -> list[str]:
+    """What the panel showed at every entry of a whole study, with a start-up line and a load line in between."""
+    view, shown = Progress(io.StringIO(), Clock()), []
+
+    def draw() -> None:
+        target = Console(file=io.StringIO(), width=110, force_terminal=True, color_system=None)
+        target.print(view._panel())
+        shown.append(target.file.getvalue())  # type: ignore[attr-defined]
+
+    def watch(state: State, entry: Entry) -> None:
+        view.watch(state, entry)
+        draw()
+        kind = entry.body.get("step", {}).get("kind") if entry.kind == "intent" else None
+        if kind == "await_ready":
+            view.note("Capturing CUDA graph shapes:  37%|███▋      | 13/35 [00:07<00:12,  1.8it/s]")
+            draw()
+        if kind == "measure":
+            view.note("c=16: window, 1,070 tok/s")
+            draw()
+
+    log = MemoryLog()
+    log.append("opened", {"spec": spec().plain()}, expect=0)
+    box = ModelBox({"disable_cuda_graph": True}, lambda values: 400.0 if values.get("disable_cuda_graph") else better)
+    asyncio.run(drive(log, box, PLAN, watch=watch))
+    return shown
+
+
+def test_the_panel_tells_phase_idea_step_beliefs_and_budget() -> None:
+    shown = panels()
+    story = "\n".join(shown)
+    assert "starting up: capturing graphs" in story
+    assert "c=16: window, 1,070 tok/s" in story
+    assert "test · cuda-graph-disabled: without disable_cuda_graph, predicted ×" in story
+    assert "s to go by 1 earlier" in story or "s to go by 2 earlier" in story
+    assert "more fit at" in story and "launches spent" in story
+    assert "▼" in "\n".join(panels(better=380.0))  # a cause that its test spoke against
+    assert all(len(panel.splitlines()) < 16 for panel in shown)  # it never fills the screen
+
+
+def test_without_a_terminal_every_entry_is_one_plain_line() -> None:
+    stream = io.StringIO()
+    with Progress(stream) as view:
+        log = MemoryLog()
+        log.append("opened", {"spec": spec().plain()}, expect=0)
+        box = ModelBox({"disable_cuda_graph": True}, lambda values: 400.0 if values.get("disable_cuda_graph") else 1200.0)
+        state = asyncio.run(drive(log, box, PLAN, watch=view.watch))
+    lines = stream.getvalue().splitlines()
+    assert "\x1b" not in stream.getvalue() and len(lines) >= state.seq - 1
+    assert any("judged" in line for line in lines)
