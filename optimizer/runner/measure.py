@@ -67,6 +67,7 @@ async def measure(
         await load(0, target, watch)
         await watch.finish()
     for index, level in enumerate(step.levels[1:], 1):
+        await asyncio.sleep(SETTLE_S / spec.time_scale)
         await load(index, level, None)
     ours: tuple[int, ...] = ()
     if step.launch != ORIGINAL:
@@ -81,6 +82,8 @@ async def measure(
     files = await _files(box, spec, session, adapter, step, port=port, argv=argv, env=env, points=points)
     if watch.csv:
         files["gpu.csv"] = "".join(watch.csv).encode()
+    if watch.pages and not adapter.quirks.steps_in_log:
+        files["metrics_load.txt"] = "".join(watch.pages).encode()
     beside, notes = judge_witness(watch.seen(ours), concurrency=target.concurrency, closed_loop=spec.workload.arrival == "closed")
     points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *beside), "notes": (*points[0].notes, *notes)})
     points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *await _box_invalid(box, spec, step, port))})

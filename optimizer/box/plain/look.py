@@ -21,6 +21,8 @@ from optimizer.box.plain import procfs, redact
 from optimizer.box.plain.procfs import Refused
 
 GPU_COLUMNS = "timestamp,index,utilization.gpu,utilization.memory,memory.used,power.draw,clocks.sm,temperature.gpu"
+# Newer drivers call it clocks_event_reasons and still know this name; one that knows neither is asked without.
+GPU_REASONS = ",clocks_throttle_reasons.active"
 
 
 def encode(data: bytes) -> str:
@@ -248,6 +250,8 @@ def engine_of(arguments: list[str], also: dict[str, str]) -> str | None:
 def supervisor_of(pid: int) -> str | None:
     """Name of what would start this process again or keeps it apart: a systemd unit or a container. None when its
     control group is also ours, or says nothing."""
+    if pid == 1:
+        return "its container, whose main process it is"
     own = procfs.read("/proc/self/cgroup")
     theirs = procfs.read("/proc/%d/cgroup" % pid)
     if not theirs or theirs == own:
@@ -402,26 +406,40 @@ def gpu_memory_mib(timeout_s: float = 10.0) -> list[int] | None:
         return None
 
 
-def sample_gpu(request: dict[str, Any]) -> dict[str, Any]:
-    """One line per GPU and second for ``duration_s``, columns as in ``gpu.csv``: time, index, SM utilisation, memory
-    utilisation, memory used, power, SM clock, temperature. Empty text where there is no nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return {"csv": "", "available": False}
-    end = time.monotonic() + float(request["duration_s"])
+def _sampled(columns: str, end: float, rows: bytearray, max_bytes: int) -> int:
+    """Its exit status if it ended by itself, else 0."""
     child = subprocess.Popen(
-        ["nvidia-smi", "--query-gpu=" + GPU_COLUMNS, "--format=csv,noheader", "-l", "1"],
+        ["nvidia-smi", "--query-gpu=" + columns, "--format=csv,noheader", "-l", "1"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     assert child.stdout is not None
-    rows = bytearray()
+    status = 0
     try:
-        while time.monotonic() < end and len(rows) < int(request["max_bytes"]):
+        while time.monotonic() < end and len(rows) < max_bytes:
             if select.select([child.stdout], [], [], max(0.0, min(0.5, end - time.monotonic())))[0]:
                 data = os.read(child.stdout.fileno(), 1 << 16)
                 if not data:
+                    status = child.wait()
                     break
                 rows += data
     finally:
         child.kill()
         child.wait()
+        child.stdout.close()
+    return status
+
+
+def sample_gpu(request: dict[str, Any]) -> dict[str, Any]:
+    """One line per GPU and second for ``duration_s``, columns as in ``gpu.csv``: time, index, SM utilisation, memory
+    utilisation, memory used, power, SM clock, temperature, then the mask of what holds the clock down where the driver
+    tells. Empty text where there is no nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return {"csv": "", "available": False}
+    end = time.monotonic() + float(request["duration_s"])
+    rows = bytearray()
+    for columns in (GPU_COLUMNS + GPU_REASONS, GPU_COLUMNS):
+        status = _sampled(columns, end, rows, int(request["max_bytes"]))
+        if not status:
+            break
+        del rows[:]  # what it said was an error message
     return {"csv": bytes(rows).decode("utf-8", "replace"), "available": True}
