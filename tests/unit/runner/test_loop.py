@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from optimizer.errors import NeedsOperator, UsageError
+from optimizer.engines.registry import engine
+from optimizer.errors import BoxError, NeedsOperator, UsageError
 from optimizer.model.outcome import Unknown
 from optimizer.model.step import Launch, Level, Measure
+from optimizer.model.study import LaunchSpec
 from optimizer.runner import measure as measuring
 from optimizer.runner.base import Effect
+from optimizer.runner.context import BoxContext, Session
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, RecordedExecutor
 from optimizer.wiring import Options, Roots, prepare
@@ -57,28 +60,37 @@ def test_a_study_with_a_lost_link_can_be_driven_again() -> None:
 def test_a_measurement_that_is_cut_leaves_nobody_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling: list[str] = []
 
-    async def samples(*_: Any) -> str:
-        sampling.append("begun")
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            sampling.append("ended")
-            raise
-        return ""
+    class Sampled:
+        async def sample_gpu(self, *_: Any) -> str:
+            sampling.append("begun")
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                sampling.append("ended")
+                raise
+            return ""
+
+        async def command(self, *_: Any, **__: Any) -> Any:
+            raise BoxError("no list of processes")
+
+        async def forward(self, port: int) -> tuple[str, int]:
+            return "127.0.0.1", port
 
     async def load(*_: Any, **__: Any) -> Any:
         await asyncio.sleep(0.01)
         raise ConnectionError("the load could not be offered")
 
-    monkeypatch.setattr(measuring, "_gpu_samples", samples)
-    monkeypatch.setattr(measuring, "_load", load)
+    monkeypatch.setattr(measuring, "offer_load", load)
     level = Level(concurrency=1, warmup_min_s=1, warmup_max_s=1, window_s=1)
     step = Measure(key="9", launch="8", purpose="baseline", levels=(level,), run_index=0)
 
     async def main() -> None:
         nothing: Any = None
+        session = Session()
+        session.context = BoxContext(engine="sglang", launch=LaunchSpec(argv=("x",)), original_port=1, boot_id="b", hostname="h", has_nvidia_smi=True)
+        box: Any = Sampled()
         with pytest.raises(ConnectionError):
-            await measuring.measure(nothing, spec(), nothing, nothing, step, port=1, model="m", argv=(), env={},
+            await measuring.measure(box, spec(), session, engine("sglang"), step, port=1, model="m", argv=(), env={},
                                     progress=print, classify=lambda: nothing)  # fmt: skip
         await asyncio.sleep(0.01)
 
