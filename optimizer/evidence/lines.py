@@ -33,17 +33,26 @@ class Line(NamedTuple):
 
 
 class Block:
-    """Consecutive raw lines of one stretch. ``number`` is that of the first line; ``step`` is the width of the
-    terminator between them. A block of one entry may be a part of a line (between carriage returns, or cut)."""
+    """Consecutive raw lines of one stretch. Ordinarily they differ by ``step``, the width of the terminator, and count
+    up from ``number``; with ``starts`` and ``numbers`` each has its own (carriage returns, cut lines)."""
 
-    __slots__ = ("_starts", "lines", "number", "offset", "step")
+    __slots__ = ("_starts", "lines", "number", "numbers", "offset", "step")
 
-    def __init__(self, lines: list[bytes], offset: int, number: int | None, step: int = 1) -> None:
+    def __init__(
+        self,
+        lines: list[bytes],
+        offset: int,
+        number: int | None,
+        step: int = 1,
+        starts: list[int] | None = None,
+        numbers: list[int | None] | None = None,
+    ) -> None:
         self.lines = lines
         self.offset = offset
         self.number = number
         self.step = step
-        self._starts: list[int] | None = None
+        self._starts = starts
+        self.numbers = numbers
 
     def starts(self) -> list[int]:
         """Byte offsets of the lines within the source, less ``index * step``. Computed at the first question."""
@@ -53,6 +62,8 @@ class Block:
 
     def line(self, index: int) -> Line:
         start = self.starts()[index] + index * self.step
+        if self.numbers is not None:
+            return Line(self.numbers[index], start, self.lines[index])
         return Line(None if self.number is None else self.number + index, start, self.lines[index])
 
 
@@ -91,29 +102,28 @@ def _split(block: bytes, offset: int, number: int | None) -> Iterator[Block]:
     if not returns and (len(block) <= MAX_LINE_BYTES or max(map(len, lines)) <= MAX_LINE_BYTES):
         yield Block(lines, offset, number, step)
         return
-    start, begin = offset, 0
-    plain = 0  # bytes of the run of ordinary lines that is not yet out
+    kept: list[bytes] = []
+    starts: list[int] = []
+    numbers: list[int | None] = []
+    start = offset
     for index, raw in enumerate(lines):
-        if len(raw) <= MAX_LINE_BYTES and b"\r" not in raw:
-            plain += len(raw) + step
-            continue
-        if index > begin:
-            yield Block(lines[begin:index], start, None if number is None else number + begin, step)
-            start += plain
         at = start
-        for part in raw.split(b"\r"):
+        for part in raw.split(b"\r") if b"\r" in raw else (raw,):
             if part:
-                yield Block([part[:MAX_LINE_BYTES]], at, None if number is None else number + index)
+                kept.append(part if len(part) <= MAX_LINE_BYTES else part[:MAX_LINE_BYTES])
+                starts.append(at)
+                numbers.append(None if number is None else number + index)
             at += len(part) + 1
         start += len(raw) + step
-        begin, plain = index + 1, 0
-    if begin < len(lines):
-        yield Block(lines[begin:], start, None if number is None else number + begin, step)
+    yield Block(kept, offset, number, 0, starts, numbers)
 
 
 def iter_lines(pieces: Iterable[Piece]) -> Iterator[Line]:
     """All non-empty lines, split at newlines and carriage returns, cut at ``MAX_LINE_BYTES``."""
     for block in blocks(pieces):
+        if block.numbers is not None:
+            yield from map(Line, block.numbers, block.starts(), block.lines)
+            continue
         start, step, number = block.offset, block.step, block.number
         for raw in block.lines:
             if raw:

@@ -12,6 +12,7 @@ from optimizer.evidence.sglang_state import Handler, SglangState
 from optimizer.evidence.sglang_steps import Steps
 from optimizer.evidence.steps import Decode, Prefill, decode_facts, prefill_facts
 
+MAX_DULL = 4_096
 _HEADER = 160  # bytes within which a message begins: a container's prefix, the stamp and the ranks
 
 
@@ -21,6 +22,7 @@ class SglangLog(SglangState):
     def __init__(self, source: str = "server.log", version: str = "") -> None:
         super().__init__(source, version)
         self.steps = Steps(self.found)
+        self._dull: set[bytes] = {b""}
 
     @property
     def decodes(self) -> list[Decode]:
@@ -33,10 +35,10 @@ class SglangLog(SglangState):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def feed(self, data: bytes | Iterable[Piece]) -> None:
-        table, steps = _TABLE, self.steps
+        table, steps, dull = _TABLE, self.steps, self._dull
         for block in blocks(pieces_of(data)):
-            marks = steps.open(block)
-            decode, prefill = marks.decodes.append, marks.prefills.append
+            marks = steps.kept.open(block)
+            decode, prefill = marks.first.append, marks.second.append
             for index, raw in enumerate(block.lines):
                 cut = raw.find(b"] ", 0, _HEADER) + 2
                 if cut < 2:
@@ -54,7 +56,7 @@ class SglangLog(SglangState):
                     continue  # access lines: most of a busy server's log
                 if key in table:
                     self._message(block.line(index), cut)
-                elif raw:
+                elif raw[cut:] not in dull:
                     self._other(block.line(index), cut)
             steps.close()
 
@@ -62,7 +64,7 @@ class SglangLog(SglangState):
         """Gives a line to the handler of its message. Whether there is one."""
         message = line.raw[cut:] if cut else line.raw
         if message.startswith((b"Decode batch", b"Prefill batch")):
-            self.steps.add(line, cut)
+            self.steps.kept.add(line, cut)
             return True
         for begin, handler in _TABLE.get(message[:6], ()):
             if message.startswith(begin):
@@ -84,14 +86,16 @@ class SglangLog(SglangState):
         if cut and raw[:2] == b"[2":
             if self.first_s is None:
                 self.first_s = self.clock.seconds(raw)
-            if not self._message(line, cut):
-                notes.anywhere(self, line, raw[cut:])
+            read = self._message(line, cut) or notes.anywhere(self, line, raw[cut:])
+            # Nothing in it, and nothing in it when it is repeated word by word, as most messages are.
+            if not read and len(self._dull) < MAX_DULL and len(raw) < 500:
+                self._dull.add(raw[cut:])
         elif b"NCCL" in raw:
             self.nccl.line(line)
         elif b" batch" in raw and (b"#running-req" in raw or b"throughput (token/s)" in raw):
             at = max(raw.find(b"Decode batch"), raw.find(b"Prefill batch"))
             if at >= 0:
-                self.steps.add(line, at)
+                self.steps.kept.add(line, at)
             else:
                 self.found.stranger(line)
         elif b" HTTP/1." in raw:

@@ -150,8 +150,10 @@ def gc(log: SglangState, line: Line, message: bytes) -> None:
         log.found.add("host.gc_pause_ms_max", log.gc_ms, line)
 
 
-def anywhere(log: SglangState, line: Line, message: bytes) -> None:
-    """Stamped messages whose telling words do not stand at the start. One cheap test each, on the first bytes only."""
+def anywhere(log: SglangState, line: Line, message: bytes) -> bool:
+    """Stamped messages whose telling words do not stand at the start. One cheap test each, on the first bytes only.
+
+    False: nothing in it, whatever the log says elsewhere."""
     head = message[:400]
     if b"KV Cache is allocated" in head or b"KV cache allocated" in head:
         if b"draft" not in head[:60].lower() and b"upper bound" not in head:
@@ -168,3 +170,6 @@ def anywhere(log: SglangState, line: Line, message: bytes) -> None:
         max_requests(log, line, message)
     elif b"disabl" in head and (b"overlap schedule" in head or b"CUDA graph" in head or b"cuda graph" in head):
         overlap(log, line, message)
+    else:
+        return False
+    return True

@@ -2,12 +2,12 @@
 counts all of them; a line of these kinds that cannot be read is counted as strange, never dropped."""
 
 import re
-from collections import deque
 
 from optimizer.evidence.found import Found
-from optimizer.evidence.lines import Block, Line, clean
+from optimizer.evidence.lines import Line, clean
+from optimizer.evidence.marks import Kept, Place
 from optimizer.evidence.sglang_state import number, rank_of
-from optimizer.evidence.steps import Decode, Place, Prefill
+from optimizer.evidence.steps import Decode, Prefill
 
 # Step lines that are read: the last ones. At one line per forty steps this is about an hour of a busy server.
 MAX_STEP_LINES = 10_000
@@ -27,47 +27,15 @@ _FIELD = re.compile(rb"([#A-Za-z][#A-Za-z0-9 +/()\[\]._-]{0,40}): (True|False|-?
 _BOTH = re.compile(rb"(?:Decode|Prefill) batch\b")
 
 _HEADER = 160
-
-
-class Marks:
-    """Step lines of one block: indices of the ordinary ones, and odd ones with the place where their message begins."""
-
-    __slots__ = ("block", "decodes", "odd", "prefills")
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.decodes: list[int] = []
-        self.prefills: list[int] = []
-        self.odd: list[tuple[Place, int]] = []
-
-    def __len__(self) -> int:
-        return len(self.decodes) + len(self.prefills) + len(self.odd)
-
-    def places(self) -> list[tuple[Place, int]]:
-        """Every line in order, and where its message begins."""
-        indices = sorted(self.decodes + self.prefills) if self.prefills else self.decodes
-        if not indices:
-            return self.odd
-        block, number, step = self.block, self.block.number, self.block.step
-        lines, starts = block.lines, block.starts()
-        found: list[tuple[Place, int]] = [
-            (
-                (None if number is None else number + index, starts[index] + index * step, raw := lines[index]),
-                raw.find(b"] ", 0, _HEADER) + 2,
-            )
-            for index in indices
-        ]
-        return sorted(found + self.odd, key=lambda item: item[0][1]) if self.odd else found
+MAX_GLUED = 64  # messages on one line: as many as ranks could write at once
 
 
 class Steps:
-    """``open`` a block, add its lines, ``close`` it; ``read`` once at the end."""
+    """``kept.open`` a block, mark its lines, ``close`` it; ``read`` once at the end."""
 
     def __init__(self, found: Found) -> None:
         self._found = found
-        self._blocks: deque[Marks] = deque()
-        self._size = 0
-        self.current = Marks(Block([], 0, None))
+        self.kept = Kept(MAX_STEP_LINES, _HEADER)
         self.decodes: list[Decode] = []
         self.prefills: list[Prefill] = []
         self._counted = {True: [0, 0], False: [0, 0]}  # decode? -> before, after the server was ready
@@ -80,35 +48,17 @@ class Steps:
         """The server is up: earlier lines belong to the start (its warm-up request)."""
         self._ready = offset
 
-    def open(self, block: Block) -> Marks:
-        self.current = Marks(block)
-        return self.current
-
-    def add(self, line: Line, at: int) -> None:
-        """A step line of an unusual form, or whose message does not begin where messages begin."""
-        self.current.odd.append(((line.number, line.start, line.raw), at))
-
     def close(self) -> None:
-        """Lets go of all but the last lines: those are only counted."""
-        marks, kept = self.current, self._blocks
-        if len(marks) * 8 < len(marks.block.lines):  # do not keep a whole block for a few lines
-            few = Marks(Block([], 0, None))
-            few.odd = marks.places()
-            marks = few
-        if len(marks):
-            kept.append(marks)
-            self._size += len(marks)
-        while kept and self._size - len(kept[0]) >= MAX_STEP_LINES:
-            first = kept.popleft()
-            self._size -= len(first)
-            if first.block.offset > self._ready >= 0:
-                self._counted[True][1] += len(first.decodes)
-                self._counted[False][1] += len(first.prefills)
-                remaining = first.odd
+        """Ends a block. Lines that leave are only counted: decode lines are the first kind, prefill lines the second."""
+        for marks in self.kept.close():
+            if marks.block.offset > self._ready >= 0:
+                self._counted[True][1] += len(marks.first)
+                self._counted[False][1] += len(marks.second)
+                remaining = marks.odd
             else:
-                remaining = first.places()
-            for at, cut in remaining:
-                self._count(at, cut)
+                remaining = marks.places(_HEADER)
+            for place, at in remaining:
+                self._count(place, at)
 
     def _count(self, at: Place, cut: int) -> None:
         """A line that is not read must at least have the field that makes it legible."""
@@ -133,42 +83,39 @@ class Steps:
 
     def read(self) -> None:
         """Reads the kept lines in their order: whether a line follows an idle gap depends on those before."""
-        extra = self._size - MAX_STEP_LINES
         ranks = self._ranks
-        for marks in self._blocks:
-            for at, cut in marks.places():
-                if extra > 0:
-                    extra -= 1
-                    self._count(at, cut)
-                    continue
-                raw = at[2]
-                key = raw[20 : cut - 2]
-                rank = ranks.get(key)
-                if rank is None or raw[:2] != b"[2":
-                    rank = self._rank(raw, cut)
-                    if key[:1] in (b"", b" ") and raw[:2] == b"[2":
-                        ranks[key] = rank
-                if raw.find(b" batch", cut + 14) >= 0 or b"\x1b" in raw:
-                    self._odd(at, cut)
-                elif raw.startswith(b"D", cut):
-                    self._decode(at, raw, cut, rank)
-                else:
-                    self._prefill(at, raw, cut, rank)
-        self._blocks.clear()
-        self._size = 0
+        for at, cut, last in self.kept.places():
+            if not last:
+                self._count(at, cut)
+                continue
+            raw = at[2]
+            key = raw[20 : cut - 2]
+            rank = ranks.get(key)
+            if rank is None or raw[:2] != b"[2":
+                rank = self._rank(raw, cut)
+                if key[:1] in (b"", b" ") and raw[:2] == b"[2":
+                    ranks[key] = rank
+            if raw.find(b" batch", cut + 14) >= 0 or b"\x1b" in raw:
+                self._odd(at, cut)
+            elif raw.startswith(b"D", cut):
+                self._decode(at, raw, cut, rank)
+            else:
+                self._prefill(at, raw, cut, rank)
 
     def _odd(self, place: Place, at: int) -> None:
         """Escape codes, or two messages on one line because two ranks wrote at once: each part by itself."""
         rank = self._rank(place[2], at)
         plain = clean(place[2][at:])
-        places = [match.start() for match in _BOTH.finditer(plain)]
-        for begin, end in zip(places, [*places[1:], len(plain)], strict=True):
-            stamp = plain.rfind(b"[2", 0, begin)
-            if begin and stamp >= 0:
-                rank = rank_of(plain[stamp:begin])
-            cut = plain.rfind(b"[2", begin, end)
-            part = plain[begin : cut if end < len(plain) and cut > begin else end]
-            (self._decode if part.startswith(b"D") else self._prefill)(place, part, 0, rank)
+        begins = [match.start() for match in _BOTH.finditer(plain)]
+        if len(begins) > MAX_GLUED:
+            self._found.stranger(Line(*place))
+            return
+        for begin, following in zip(begins, [*begins[1:], len(plain)], strict=True):
+            cut = plain.rfind(b"[2", begin, following)  # the stamp of the next message, if there is one
+            end = cut if cut > begin and following < len(plain) else following
+            (self._decode if plain.startswith(b"D", begin) else self._prefill)(place, plain[begin:end], 0, rank)
+            if end == cut:
+                rank = rank_of(plain[cut:following])
 
     def _rank(self, raw: bytes, at: int) -> str:
         """Rank of a stamped line whose message begins at ``at``."""

@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 from optimizer.evidence.found import Found, mean, quantile
 from optimizer.evidence.lines import Line
-
-# Number, start and bytes of a line: thousands are kept and few are ever cited.
-Place = tuple[int | None, int, bytes]
+from optimizer.evidence.marks import Place
 
 
 class Decode(NamedTuple):

@@ -24,6 +24,7 @@ def test_every_statistics_line_is_recognised(folder: Path) -> None:
     if folder.parent.name.startswith("vllm"):
         vllm = VllmLog()
         vllm.feed(data)
+        vllm.statistics.read()
         assert len(vllm.stats) == data.count(b"Avg prompt throughput:")
         assert len(vllm.spec) == data.count(b"SpecDecoding metrics:")
     else:
