@@ -33,6 +33,8 @@ FOLDER_FILES = (
     "metrics_before.txt",
     "metrics_load.txt",
     "server_info.json",
+    "version.json",
+    "models.json",
     "gpu.csv",
     "topo.txt",
     "nvidia-smi-q.txt",

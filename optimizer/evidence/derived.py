@@ -78,6 +78,8 @@ def derived_facts(evidence: Evidence, engine: str, config: Mapping[str, Value] |
     _messages(found, evidence, engine, config)
     _client(found, evidence, engine)
     _requested(found, evidence, engine)
+    _layout(found, evidence, engine)
+    _smallest(found, evidence)
     known = {(fact.name, *sorted((key, str(value)) for key, value in fact.labels.items())) for fact in evidence.facts}
     fresh = [
         fact
@@ -85,6 +87,36 @@ def derived_facts(evidence: Evidence, engine: str, config: Mapping[str, Value] |
         if (fact.name, *sorted((key, str(value)) for key, value in fact.labels.items())) not in known
     ]
     return Evidence(facts=tuple(fresh))
+
+
+# Flags with which vLLM spreads one engine over several hosts.
+_SEVERAL_HOSTS = ("nnodes", "node_rank", "data_parallel_address", "data_parallel_size_local", "master_addr")
+
+
+def _layout(found: Found, evidence: Evidence, engine: str) -> None:
+    """vLLM prints no number of hosts: without a flag or an executor that spreads it, there is one."""
+    asked = evidence.get("settings.asked")
+    if engine != "vllm" or evidence.get("parallel.nodes") is not None or asked is None or not isinstance(asked.value, dict):
+        return
+    if asked.value.get("distributed_executor_backend") != "ray" and not any(flag in asked.value for flag in _SEVERAL_HOSTS):
+        _from(found, "parallel.nodes", 1, asked)
+
+
+def _smallest(found: Found, evidence: Evidence) -> None:
+    """Fewest GPUs, a power of two, that hold the weights and the cache of the measured load. A tenth of a GPU's memory is for the
+    engine itself."""
+    memory, weights = evidence.number("gpu.memory_total_gib"), evidence.get("model.weights_gib")
+    per_token = evidence.number("model.kv_bytes_per_token")
+    if memory is None or weights is None or not isinstance(weights.value, int | float) or per_token is None or memory <= 0:
+        return
+    level = evidence.number("client.concurrency") or 1.0
+    tokens = (evidence.number("client.input_tokens") or 0.0) + (evidence.number("client.output_tokens") or 0.0)
+    context = tokens or min(8192.0, evidence.number("model.max_context_tokens") or 8192.0)
+    needed = float(weights.value) + level * context * per_token / 2**30
+    for gpus in (1, 2, 4, 8, 16, 32, 64, 128):
+        if needed <= 0.9 * memory * gpus:
+            _from(found, "model.min_gpus", gpus, weights)
+            return
 
 
 def _from(

@@ -384,6 +384,17 @@ def _gpu_parts(
 
 
 def _info(launch: Launch, files: Mapping[str, bytes], parts: list[Evidence], notes: list[Missing]) -> dict[str, Value]:
+    for name in ("models.json", "version.json"):
+        if name in files:
+            part = Found(name)
+            try:
+                told = strict_json(files[name])
+            except ValueError as error:
+                notes.append(Missing(name=f"file.{name}", reason=f"{name} cannot be used: {str(error)[:200]}"))
+                continue
+            if isinstance(told, dict):
+                vllm_info_facts(part, told)  # one shape for all engines: {"version"} and OpenAI's list of models
+                parts.append(part.evidence())
     if "server_info.json" not in files:
         return {}
     part = Found("server_info.json")

@@ -116,7 +116,9 @@ def _memory(found: Found, host: Mapping[str, Any], at: Any) -> None:
 
 def _fabric(found: Found, host: Mapping[str, Any], asked: Mapping[str, str], at: Any) -> None:
     rdma = host.get("rdma")
-    if isinstance(rdma, list):
+    if isinstance(rdma, list) and not rdma and not host.get("gpus_pci"):
+        found.missing("network.rdma_devices", "the box has no GPU whose memory another host could read")
+    elif isinstance(rdma, list):
         found.add("network.rdma_devices", len(rdma), at("rdma"))
     conf = host.get("nccl_conf")
     if isinstance(conf, list) and conf:
@@ -203,6 +205,8 @@ def _environment(found: Found, host: Mapping[str, Any], asked: Mapping[str, str]
     for row in server.get("processes") or ():
         changes = row.get("environment_changes") if isinstance(row, dict) else None
         for name, value in changes.items() if isinstance(changes, dict) else ():
+            if value is None and row.get("title"):
+                continue  # a process that renames itself overwrites the start of its environment: unseen, not unset
             ranks.setdefault(str(name), set()).add("unset" if value is None else str(value)[:200])
     differs: dict[str, Value] = {}
     for name, value in sorted(asked.items()):

@@ -31,6 +31,7 @@ _FIRST = frozenset({
     "host.cpu_count", "host.cpu_quota_cores", "host.cpu_steal_pct", "host.cpu_pressure_pct", "host.proc_cpu_pct", "host.memory_available_gib",
     "validity.foreign_gpu_processes", "validity.server_count", "log.unrecognised_lines", "prefill.chunk_tokens", "prefill.throughput_tps",
 })  # fmt: skip
+_BY_LABEL = frozenset({"host.proc_cpu_pct"})
 _MARKS = {"impossible": "!! impossible", "contradicts": "!! not as asked", "at_limit": " ! ", "notable": " ! "}
 _NAME_WIDTH, _VALUE_WIDTH = 46, 42
 
@@ -47,7 +48,7 @@ def sheet_text(found: Any, *, everything: bool = False) -> str:
     groups = (*_SUBJECTS, ("Other", tuple(sorted(set(by_subject) - listed))))
     for title, subjects in groups:
         facts = [fact for subject in subjects for fact in by_subject.get(subject, ())]
-        shown = [fact for fact in facts if everything or fact.odd or (fact.fact in _FIRST and not fact.labels)]
+        shown = [fact for fact in facts if everything or fact.odd or (fact.fact in _FIRST and (not fact.labels or fact.fact in _BY_LABEL))]
         hidden += len(facts) - len(shown)
         if shown:
             lines.append(f"\n{title}")
@@ -108,7 +109,7 @@ def _missing(found: Any, everything: bool) -> list[str]:
     ordered = sorted(by_reason.items(), key=lambda pair: (-len(pair[1]), pair[0]))
     for reason, names in ordered if everything else ordered[:8]:
         shown = ", ".join(names) if everything else ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        lines.append(f"  {reason}: {shown}")
+        lines.append(f"  {reason} ({len(names)}):\n      {shown}")
     rest = ordered[8:] if not everything else []
     if rest:
         lines.append(f"  … and {sum(len(names) for _, names in rest)} more for {len(rest)} other reasons (--all)")

@@ -6,19 +6,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from optimizer.box.box import Box
-from optimizer.box.results import ShimRefused
+from optimizer.box.results import ServerProcess, ShimRefused
 from optimizer.endpoint.client import Endpoint
 from optimizer.engines.base import Engine
 
 LOG_BYTES = 24 << 20
+LOG_HEAD_BYTES = 4 << 20
 
 
-async def read_log_files(box: Box, paths: Iterable[str]) -> dict[str, bytes]:
-    """The log of a process, from the end if it is long; stdout and stderr in one file are read once."""
+async def read_log_files(box: Box, paths: Iterable[str], written_by: ServerProcess | None = None) -> dict[str, bytes]:
+    """The log of a process; stdout and stderr in one file are read once. A long one is read at both ends, without what lies
+    between: its start tells how the server came up, its end what it does now. ``written_by``: whose credentials it may repeat."""
     parts: list[bytes] = []
-    for path in dict.fromkeys(paths):
+    known = list(dict.fromkeys(paths))
+    for path in known:
         try:
-            parts.append((await box.read_file(path, offset=-LOG_BYTES, max_bytes=LOG_BYTES)).data)
+            part = await box.read_file(path, offset=-LOG_BYTES, max_bytes=LOG_BYTES, written_by=written_by)
+            if part.offset > 0 and len(known) == 1:
+                head = await box.read_file(path, max_bytes=min(LOG_HEAD_BYTES, part.offset), written_by=written_by)
+                if head.inode == part.inode:  # else the log was rotated meanwhile, and its start is another story
+                    return {"server.log": head.data, f"server.log@{part.offset}": part.data}
+            parts.append(part.data)
         except ShimRefused:
             continue
     return {"server.log": b"".join(parts)} if parts else {}
@@ -39,7 +47,8 @@ async def launch_log(box: Box, study: str, key: str) -> bytes:
 
 
 async def endpoint_files(box: Box, adapter: Engine, port: int) -> dict[str, bytes]:
-    """``server_info.json`` and ``metrics.txt`` as the server gives them; what it does not serve is absent."""
+    """``server_info.json``, ``metrics.txt``, ``version.json`` and ``models.json`` as the server gives them; what it does not
+    serve is absent."""
     host, here = await box.forward(port)
     files: dict[str, bytes] = {}
     async with Endpoint(f"http://{host}:{here}") as endpoint:
@@ -51,6 +60,10 @@ async def endpoint_files(box: Box, adapter: Engine, port: int) -> dict[str, byte
         answer = await endpoint.get_text(adapter.quirks.metrics_path)
         if answer.ok:
             files["metrics.txt"] = answer.text.encode()
+        for name, path in (("version.json", "/version"), ("models.json", "/v1/models")):
+            answer = await endpoint.get_text(path)
+            if answer.ok:
+                files[name] = answer.text.encode()
     return files
 
 

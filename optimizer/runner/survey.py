@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from optimizer.box.box import Box
@@ -14,6 +16,7 @@ from optimizer.engines.environment import surroundings
 from optimizer.engines.registry import engine, engine_of, engines
 from optimizer.errors import BoxError, EngineError
 from optimizer.evidence.bundle import bundle_from_files
+from optimizer.evidence.collect import COMMAND_BYTES, COMMAND_TIMEOUT_S, GLANCE_S, WATCH_S, box_commands
 from optimizer.evidence.nvidia_smi import without_identity
 from optimizer.model.flags import FlagTable
 from optimizer.model.outcome import Done, Failed
@@ -44,20 +47,26 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
     hello = await box.hello()
     _check(box, hello)
     adapter, launch, original = await find_target(box, spec)
-    flags, help_text = await _flags(box, adapter, launch)
+    # Everything that does not need another answer is asked at once, over the one connection.
+    async with _together() as group:
+        asked = group.create_task(_flags(box, adapter, launch))
+        told = group.create_task(_version(box, adapter, launch))
+        looked = group.create_task(_look(box, hello, original))
+        logs = group.create_task(read_log_files(box, original.logs, original) if original is not None else _nothing())
+    flags, help_text = asked.result()
+    version = told.result()
     identity = adapter.identity(launch.argv, flags)
     files: dict[str, bytes] = {"help.txt": help_text} if help_text else {}
-    files |= await _hardware(box, hello)
+    files |= looked.result()
     gpus = [row.split(",") for row in files.pop("gpus.txt", b"").decode("utf-8", "replace").splitlines() if row.strip()]
     gpu_names = [row[0].strip() for row in gpus]
     given = adapter.parse_launch(launch.argv, launch.env, flags).values
     if original is None:
         await _refuse_foreign_load(box, spec, gpus, given, launch)
-    files |= await _model_config(box, identity.model, launch)
-    version = await _version(box, adapter, launch)
-    if original is not None:
-        files |= await read_log_files(box, original.logs)
-        files |= await endpoint_files(box, adapter, identity.port)
+    async with _together() as group:
+        config = group.create_task(_model_config(box, identity.model, launch))
+        served = group.create_task(endpoint_files(box, adapter, identity.port) if original is not None else _nothing())
+    files |= config.result() | logs.result() | served.result()
     context = BoxContext(
         engine=adapter.name,
         engine_version=version,
@@ -192,18 +201,30 @@ async def _version(box: Box, adapter: Engine, launch: LaunchSpec) -> str | None:
     return words[-1] if done.exit == 0 and words else None
 
 
-async def _hardware(box: Box, hello: Hello) -> dict[str, bytes]:
-    """nvidia-smi's answers; nothing where there is none."""
-    if hello.nvidia_smi is None:
-        return {}
-    files: dict[str, bytes] = {}
-    commands = {
-        "gpus.txt": ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"],
-        "nvidia-smi-q.txt": ["nvidia-smi", "-q"],
-        "topo.txt": ["nvidia-smi", "topo", "-m"],
-    }
-    for name, argv in commands.items():
-        done = await box.command(argv, timeout_s=30)
+@asynccontextmanager
+async def _together() -> AsyncIterator[asyncio.TaskGroup]:
+    """Tasks side by side; the first that fails ends the others, and its own error is what is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+async def _nothing() -> dict[str, bytes]:
+    return {}
+
+
+async def _look(box: Box, hello: Hello, original: ServerProcess | None) -> dict[str, bytes]:
+    """The kernel's account of the box (``host.json``) and what the GPUs' own tools say; nothing where there is none."""
+    commands: dict[str, Sequence[str]] = dict(box_commands(root=hello.uid == 0))
+    commands["gpus.txt"] = ("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader")
+    host, answers = await box.survey(
+        original.pid if original is not None else None, commands, interval_s=WATCH_S if original is not None else GLANCE_S,
+        timeout_s=COMMAND_TIMEOUT_S, max_bytes=COMMAND_BYTES,
+    )  # fmt: skip
+    files = {"host.json": json.dumps(host, indent=1).encode()}
+    for name, done in answers.items():
         if done.exit == 0:
             files[name] = without_identity(done.stdout)
     return files

@@ -7,7 +7,6 @@ import pytest
 
 from optimizer.evidence.argv import argv_facts, asked, env_facts
 from optimizer.evidence.bench_json import bench_facts, read_bench
-from optimizer.evidence.collect import collect_plan, help_command
 from optimizer.evidence.derived import gpu_arch, version_key
 from optimizer.evidence.exits import exit_class
 from optimizer.evidence.found import Found, quantile
@@ -337,24 +336,6 @@ def test_the_last_decisive_line_counts_not_the_first_error() -> None:
             b"Load weight end\nThe server is fired up and ready to roll!\nTraceback (most recent call last):\nRuntimeError: the real one\n")  # fmt: skip
     cause, message, line = exit_class(tail, 1)
     assert (cause, message, line) == ("crashed", "RuntimeError: the real one", 7)
-
-
-def test_collection_is_read_only_data_and_follows_the_version() -> None:
-    assert collect_plan("sglang", "0.4.9").urls[0].paths == ("/get_server_info",)
-    assert collect_plan("sglang", "0.5.23").urls[0].paths[0] == "/server_info"
-    assert not any(
-        "generate" in path
-        for engine in ("sglang", "vllm", "llamacpp")
-        for url in collect_plan(engine).urls
-        for path in url.paths
-    )
-    assert help_command("sglang", ("/e/python", "-m", "sglang.launch_server", "--tp", "2")) == (
-        "/e/python",
-        "-m",
-        "sglang.launch_server",
-        "--help",
-    )
-    assert help_command("vllm", ("vllm", "serve", "m", "--x")) == ("vllm", "serve", "--help=all")
 
 
 def test_tables() -> None:
