@@ -20,6 +20,9 @@ def _listed(texts: tuple[str, ...] | str) -> tuple[str, ...]:
 @click.argument("study", required=False)
 @click.option("--verify", is_flag=True, help="Recompute every decision and compare it with the recorded one.")
 @click.option("--until", type=int, help="Replay only up to this entry.")
+@click.option("--policy", metavar="NAME|FILE", help="Let another policy choose among what was measured: evidence, tpe, gp, random, or a JSON list of changes.")
+@click.option("--from", "start", help="With --policy: the launch to start from. Default: the baseline.")
+@click.option("--concurrency", type=click.IntRange(1), help="With --policy on a folder of recorded launches: the load that counts.")
 @click.option("--table", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="A CSV of measurements instead of a study.")
 @click.option("--params", help="Its columns that are parameters: a,b,c. A column of JSON objects gives one for each key.")
 @click.option("--objective", help="Its column to optimise. The name tells whether more is better (see --direction).")
@@ -35,7 +38,7 @@ def _listed(texts: tuple[str, ...] | str) -> tuple[str, ...]:
 @json_option
 @click.pass_context
 def replay(
-    ctx: click.Context, study: str | None, verify: bool, until: int | None, table: Path | None, params: str | None, objective: str | None,
+    ctx: click.Context, study: str | None, verify: bool, until: int | None, policy: str | None, start: str | None, concurrency: int | None, table: Path | None, params: str | None, objective: str | None,
     group: tuple[str, ...], where: tuple[str, ...], policies: str, seeds: int, direction: str | None, default_: str, launches: int,
     logs: str, baseline: float | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -59,6 +62,16 @@ def replay(
             ),
             roots_of(ctx),
         )  # fmt: skip
+    elif policy is not None:
+        from optimizer.wiring.recordings import PolicyOptions, is_recordings, replay_policy
+
+        assert study is not None
+        folder = Path(study)
+        if not is_recordings(folder) and not (folder / "journal.db").is_file():
+            folder = roots_of(ctx).study(study)
+        found = replay_policy(
+            folder, roots_of(ctx), PolicyOptions(policy, start, concurrency, objective.strip() if objective else "output_tokens_per_s", seeds)
+        )
     else:
         from optimizer.wiring.replaying import replay_study
 

@@ -1,0 +1,89 @@
+"""Another policy over what was measured: recorded launches of a real server, and a study's journal."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from optimizer.cli import main
+
+ROOT = Path(__file__).parents[3]
+RECORDINGS = ROOT / "tests" / "recordings" / "sglang-0.5.12-h200"
+HISTORY = ROOT / "tests" / "histories" / "h200-7b-eager"
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, ["replay", *words])
+
+
+def document(*words: str) -> dict[str, object]:
+    done = call(*words, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def recorded(policy: str, start: str, concurrency: int = 16) -> dict[str, object]:
+    return document(str(RECORDINGS), "--policy", policy, "--from", start, "--concurrency", str(concurrency))
+
+
+def test_from_eager_to_within_five_percent_of_the_best_in_one_launch() -> None:
+    found = recorded("evidence", "tp1-7b-nograph")
+    assert found["launches_to_95%"] == 1
+    assert found["best"] == {"name": "tp1-7b-contdecode8", "value": 2728.66}
+    assert found["launches"][0]["name"] == "tp1-7b-graph32"  # type: ignore[index]
+    assert "cuda-graph-disabled" in found["launches"][0]["why"]  # type: ignore[index]
+
+
+def test_graphs_that_are_too_small_are_cured_in_one_launch() -> None:
+    assert recorded("evidence", "tp1-7b-graph4")["launches_to_95%"] == 1
+
+
+def test_a_dead_setting_and_a_launch_that_must_fail_are_never_launched() -> None:
+    for start in ("tp1-7b-nograph", "tp1-7b-graph4", "tp1-7b-graph32-b"):
+        names = {launch["name"] for launch in recorded("evidence", start)["launches"]}  # type: ignore[attr-defined]
+        assert not names & {"tp1-7b-contdecode8", "tp1-7b-badflag", "tp1-7b-oom"}, (start, names)
+
+
+def test_what_was_never_measured_is_counted() -> None:
+    assert '{"disable_cuda_graph":null}' in recorded("evidence", "tp1-7b-nograph")["not_recorded"]  # type: ignore[operator]
+
+
+def test_only_launches_of_the_same_model_and_gpus_are_compared() -> None:
+    names = {launch["name"] for launch in recorded("evidence", "tp2-27b-nccl-shm")["launches"]}  # type: ignore[attr-defined]
+    assert names and all(name.startswith("tp2-27b") for name in names)
+
+
+@pytest.mark.parametrize("policy", ["random", "gp", "tpe"])
+def test_plain_policies_run_on_the_same_measurements(policy: str) -> None:
+    found = recorded(policy, "tp1-7b-nograph")
+    assert 1 <= found["launches_to"]["95%"]["mean"] <= 6  # type: ignore[index]
+
+
+def test_a_file_is_a_policy(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps([{"cuda_graph_max_bs": 999}, {"disable_cuda_graph": None, "cuda_graph_max_bs": 4}, {"disable_cuda_graph": None, "cuda_graph_max_bs": 32}]))
+    found = recorded(str(path), "tp1-7b-nograph")
+    assert [launch["name"] for launch in found["launches"]] == ["tp1-7b-graph4", "tp1-7b-graph32"]  # type: ignore[attr-defined]
+    assert found["launches_to_95%"] == 2 and found["not_recorded"] == ['{"cuda_graph_max_bs":999}']
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--policy", "evidence", "--from", "nothing"], "does not name one launch"),
+        (["--policy", "evidence", "--from", "tp1-7b-oom", "--concurrency", "16"], "was not measured at concurrency 16"),
+        (["--policy", "oracle", "--from", "tp1-7b-nograph", "--concurrency", "16"], "no policy 'oracle'"),
+        (["--policy", "missing.json", "--from", "tp1-7b-nograph", "--concurrency", "16"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(words: list[str], complaint: str) -> None:
+    done = call(str(RECORDINGS), *words)
+    assert done.exit_code == 2 and complaint in done.output
+
+
+def test_a_journal_is_replayed_under_another_policy() -> None:
+    found = document(str(HISTORY), "--policy", "evidence")
+    assert found["launches_to_95%"] == 1
+    assert document(str(HISTORY), "--policy", "evidence")["launches"] == found["launches"]
