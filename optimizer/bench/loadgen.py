@@ -174,6 +174,7 @@ HEAD, CHUNKED, LENGTH, UNTIL_CLOSE, TRAILERS = range(5)
 TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)":\s*"(?!")')
 STAMP = re.compile(rb'"stamp":"(\d+)')
 STOP = re.compile(rb'"stop":\s*true')
+INTERIM = re.compile(rb"HTTP/1\.[01] 1[0-9][0-9][ \r]")
 HEX = re.compile(rb"[0-9a-fA-F]{1,15}[ \t]*(?:;.*)?")
 
 
@@ -285,6 +286,9 @@ class Response:
 
     def _head(self, data, now):
         stop = data.find(b"\r\n\r\n")
+        while stop >= 0 and INTERIM.match(data):  # 100 Continue, 103 Early Hints: heads before the head
+            data = data[stop + 4 :]
+            stop = data.find(b"\r\n\r\n")
         if stop < 0:
             if len(data) > MAX_HEAD_BYTES:
                 self.fail("bad_http", "response head over 64 KiB")
@@ -307,11 +311,6 @@ class Response:
                 self.fail("bad_http", "header line without a colon: %r" % line[:40])
                 return
             headers[name.strip().lower()] = value.strip()
-        if 100 <= self.status < 200:
-            self.status = 0
-            if rest:
-                self._head(rest, now)
-            return
         connection = headers.get(b"connection", b"").lower()
         self.keep_alive = connection != b"close" if match.group(1) == b"1" else connection == b"keep-alive"
         self.content_type = headers.get(b"content-type", b"").lower()

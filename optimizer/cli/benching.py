@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,9 @@ def bench(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     plot_file: Path | None = values["plot_file"]
     if plot_file is not None and plot_file.suffix.lower() not in (".svg", ".html"):
         raise UsageError(f"The plot {plot_file.name} must end in .svg or .html.")
+    for path in (values["csv_file"], plot_file, values["out"]):
+        if path is not None and not os.access(path.parent, os.W_OK):
+            raise UsageError(f"{path} cannot be written: there is no such folder, or it is closed to this user.", hint="Nothing was measured.")
     if values["against"] and values["knee"]:
         raise UsageError("--against compares loads, --knee looks for one: give one of them.")
     from optimizer.wiring.benching import BenchOptions

@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from optimizer.errors import UsageError
 from optimizer.model.base import FiniteFloat, Frozen
 from optimizer.model.target import Bound, parse_target
 
@@ -139,7 +140,10 @@ class Workload(Frozen):
         """What every single request must keep to count as good; metrics ``ttft``, ``tpot`` and ``e2e`` in ms."""
         if not self.slo:
             return ()
-        bounds = parse_target([self.slo]).bounds
+        try:
+            bounds = parse_target([self.slo]).bounds
+        except UsageError as error:
+            raise ValueError(f"slo: {error.message}") from error
         wrong = [bound.metric for bound in bounds if not bound.metric.startswith(("ttft_p50", "tpot_p50", "e2e_p50"))]
         if wrong:
             raise ValueError(f"slo holds limits of single requests, such as ttft<500ms,tpot<30ms; not {', '.join(wrong)}")

@@ -64,7 +64,7 @@ def asked(options: BenchOptions) -> Asked:
         raise UsageError("Give either the server's URL or --host NAME.", hint="Examples: optimize bench http://127.0.0.1:8000; optimize bench --host box")
     if options.url:
         parts = urlsplit(options.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        if not _has_port(options.url) or parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
             raise UsageError("That is no server's address.", hint=f"Example: http://127.0.0.1:8000. A key goes into the environment: {KEY_VARIABLE}=… optimize bench URL")
     target = parse_target(options.target) if options.target else Target()
     workload = hosts.read_workload(options.workload, Workload()) if options.workload else Workload()
@@ -89,6 +89,14 @@ def asked(options: BenchOptions) -> Asked:
         raise UsageError("A trace has one load, so it has no knee.", hint="Give --rate to draw arrivals instead, or trace_speed in the workload file.")
     highest = HIGHEST_CONCURRENCY if workload.arrival == "closed" else HIGHEST_RATE
     return Asked(workload, target, loads, max(loads) if options.knee and len(loads) > 1 else highest)
+
+
+def _has_port(url: str) -> bool:
+    """Whether its port, given or not, is one."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 def _loads(options: BenchOptions, workload: Workload) -> tuple[float, ...]:

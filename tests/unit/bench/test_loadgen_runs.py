@@ -44,7 +44,7 @@ def codes(point: LoadPoint) -> set[ValidityCode]:
     return {item.code for item in point.invalid} - {ValidityCode.NEVER_STEADY}
 
 
-@pytest.mark.parametrize(("api", "per_chunk"), [("completions", 1), ("chat", 1), ("generate", 1), ("completions", 4)])
+@pytest.mark.parametrize(("api", "per_chunk"), [("completions", 1), ("chat", 1), ("generate", 1), ("llamacpp", 1), ("completions", 4)])
 def test_rate_within_one_percent_of_the_null_servers(null_server: Any, load: Any, api: str, per_chunk: int) -> None:
     url = null_server("--gap-ms", "5", "--tokens-per-chunk", str(per_chunk))
     tokens = 200 * per_chunk
@@ -90,6 +90,12 @@ FAULTS = {
     "stream_error": "stream_error",
     "not_http": "bad_http",
     "bad_chunk": "bad_http",
+    "drip_head": "timeout",
+    "pings": "timeout",
+    "early_hints": "timeout",
+    "half_close": "truncated",
+    "unasked": "bad_sse",
+    "wrong_length": "bad_http",
 }
 
 
