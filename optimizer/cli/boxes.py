@@ -43,13 +43,14 @@ def stop(ctx: click.Context, study: str, as_json: bool) -> None:
 
 @click.command()
 @click.option("--host", required=True)
+@click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'.")
 @json_option
 @click.pass_context
-def restore(ctx: click.Context, host: str, as_json: bool) -> None:
+def restore(ctx: click.Context, host: str, inside: str | None, as_json: bool) -> None:
     """Bring a box back to what ran before a study, from the box's own record; needs no journal."""
     from optimizer.wiring import restore_host
 
-    found = asyncio.run(restore_host(host))
+    found = asyncio.run(restore_host(host, inside))
     if wants_json(ctx, as_json):
         print_json(found)
     else:
@@ -60,16 +61,17 @@ def restore(ctx: click.Context, host: str, as_json: bool) -> None:
 @click.option("--host", required=True, help="An SSH alias, `localhost`, or `sim:NAME`.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Which running server, where there are several.")
 @click.option("--engine", help="sglang or vllm; found by itself otherwise.")
+@click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'.")
 @click.option("--launch", help="How the server would be started, if it does not run.")
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, host: str, port: int | None, engine: str | None, launch: str | None, as_json: bool) -> None:
+def doctor(ctx: click.Context, host: str, port: int | None, engine: str | None, inside: str | None, launch: str | None, as_json: bool) -> None:
     """Say in seconds what would go wrong on a box and how to mend it; reads only."""
     from optimizer.report.doctor_view import doctor_text
     from optimizer.wiring import Options
     from optimizer.wiring.examining import examine_host
 
-    found = asyncio.run(examine_host(Options(host=host, port=port, engine=engine, launch=launch), roots_of(ctx)))
+    found = asyncio.run(examine_host(Options(host=host, port=port, engine=engine, launch=launch, inside=inside), roots_of(ctx)))
     if wants_json(ctx, as_json):
         print_json(found)
     else:

@@ -15,6 +15,7 @@ from optimizer.errors import UsageError
 @click.option("--evidence", multiple=True, type=click.Path(path_type=Path, exists=True),
               help="A bundle folder or case file; the second one is the baseline of the comparison.")  # fmt: skip
 @click.option("--host", help="Read a live box instead (nothing is changed).")
+@click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'.")
 @click.option("--port", type=click.IntRange(1, 65535))
 @click.option("--engine", type=str)
 @click.option("--sheet", is_flag=True, help="Print the evidence sheet before the causes: what was found where, and what is missing.")
@@ -22,7 +23,7 @@ from optimizer.errors import UsageError
 @json_option
 @click.pass_context
 def diagnose(
-    ctx: click.Context, evidence: tuple[Path, ...], host: str | None, port: int | None, engine: str | None, sheet: bool, everything: bool,
+    ctx: click.Context, evidence: tuple[Path, ...], host: str | None, inside: str | None, port: int | None, engine: str | None, sheet: bool, everything: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Rank what may limit a server, from recorded evidence or from a live box.
@@ -37,7 +38,7 @@ def diagnose(
     if len(evidence) > 2:
         raise UsageError("At most two bundles can be compared.")
     if host:
-        found = asyncio.run(diagnose_host(host, roots_of(ctx), port=port, engine=engine))
+        found = asyncio.run(diagnose_host(host, roots_of(ctx), port=port, engine=engine, inside=inside))
     else:
         found = diagnose_bundle(evidence, roots_of(ctx))
     if wants_json(ctx, as_json):

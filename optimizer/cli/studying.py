@@ -29,6 +29,7 @@ def study_options(command: Any) -> Any:
     listed = [
         click.option("--host", required=True, help="An SSH alias, `localhost`, or `sim:NAME` for a simulated box."),
         click.option("--target", multiple=True, help="1000tps, 1000tps@16, ttft.p99<500ms; combine with commas or by repeating."),
+        click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'."),
         click.option("--engine", type=str, help="sglang or vllm; found by itself otherwise."),
         click.option("--launch", help="How the server is started: a command in quotes, or a JSON file with argv and env."),
         click.option("--port", type=click.IntRange(1, 65535), help="Which running server, where there are several."),
@@ -63,7 +64,7 @@ def options_of(values: dict[str, Any]) -> Options:
         host=values["host"], target=tuple(values["target"]), engine=values["engine"], launch=values["launch"], workload=values["workload"],
         port=values["port"], minutes=minutes(values["budget"]), launches=values["launches"], thorough=values["thorough"], yes=values["yes"],
         finish=values["finish"], allow_lossy=values["allow_lossy"], probes=values["probes"], best_effort=values["best_effort"], guard_minutes=values["guard_minutes"],
-        time_scale=values["time_scale"], confirm_window_s=values["confirm_window"], study=values["study"], seed=values["seed"],
+        time_scale=values["time_scale"], confirm_window_s=values["confirm_window"], study=values["study"], seed=values["seed"], inside=values["inside"],
         prior=values["prior"],
     )  # fmt: skip
 

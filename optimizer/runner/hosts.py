@@ -19,6 +19,7 @@ from optimizer.model.study import HostSpec, LaunchSpec
 from optimizer.model.target import Target, percentile_of
 from optimizer.model.workload import Workload
 from optimizer.stats import tail
+from optimizer.transport.base import prefix_of
 
 EXAMPLE = (
     "Start your server first, or describe it, for example:\n"
@@ -32,7 +33,8 @@ _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
 class HostDescription(Frozen):
-    """``hosts/NAME.toml``. Every field is optional; ``ssh`` is the alias or address if it differs from the name."""
+    """``hosts/NAME.toml``. Every field is optional; ``ssh`` is the alias or address if it differs from the name, ``inside`` what enters
+    the container that the server runs in (``docker exec -i sglang``)."""
 
     ssh: str | None = None
     launch: str | list[str] | None = None
@@ -41,6 +43,7 @@ class HostDescription(Frozen):
     log: str | None = None
     engine: str | None = None
     port: int | None = None
+    inside: str | list[str] | None = None  # the words that enter the server's container
     prior: tuple[str, ...] = ()  # known-good studies or files, as for --prior
 
 
@@ -142,3 +145,11 @@ def read_workload(path: Path, base: Workload) -> Workload:
     except (OSError, ValueError, ValidationError, RecursionError) as error:
         fields = ", ".join(Workload.model_fields)
         raise UsageError(f"The workload file {path} cannot be used: {error}", hint=f"Fields: {fields}.") from error
+
+
+def resolved_host(host: HostSpec, description: HostDescription, inside: str | None = None) -> HostSpec:
+    """How the host is reached: its SSH name, and the words that enter a container there. Raises UsageError for a bad prefix."""
+    entering = inside or description.inside
+    if entering and host.kind == "sim":
+        raise UsageError("A simulated box has no container to enter.", hint="Leave --inside away.")
+    return HostSpec(name=description.ssh or host.name, kind=host.kind, prefix=prefix_of(entering) if entering else ())

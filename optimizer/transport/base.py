@@ -1,17 +1,44 @@
 """The transport protocol: run the one constant command on the box, feed it bytes, hand back bytes; forward a port. A
 transport never interprets what it carries, and never lets a value of the user near a shell."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
+
+from optimizer.errors import UsageError
 
 # The Python code of the constant command: it executes a program that arrives on standard input, preceded by its length.
 BOOTSTRAP = "import sys;r=sys.stdin.buffer;exec(r.read(int(r.readline())))"
 
 
-def command(python: str = "python3") -> str:
+# The only names that are ever tried; `python3` first, then new to old.
+PYTHONS = ("python3", *(f"python3.{minor}" for minor in range(14, 7, -1)))
+PROBE = b"import sys\nsys.exit(0 if sys.version_info >= (3, 8) else 64)\n"
+TOO_OLD = 64
+# Words that mean the same to every login shell: what names a container, a pod or a namespace needs no others.
+_WORD = re.compile(r"[A-Za-z0-9_@%+:,./][A-Za-z0-9_@%+=:,./-]*|--?[A-Za-z0-9][A-Za-z0-9_@%+=:,./-]*|--")
+
+
+def command(python: str = "python3", prefix: Sequence[str] = ()) -> str:
     """The one command line that is ever run on a box: ASCII, single quotes, none of ``! \\ $`` or a line break inside,
-    so that every login shell reads it alike. ``python`` is one of a closed list of names (see ``ssh.PYTHONS``)."""
-    return f"{python} -I -c '{BOOTSTRAP}'"
+    so that every login shell reads it alike. ``python`` is one of ``PYTHONS``; ``prefix`` was checked by ``prefix_of``."""
+    return " ".join((*prefix, f"{python} -I -c '{BOOTSTRAP}'"))
+
+
+def prefix_of(text: str | Sequence[str]) -> tuple[str, ...]:
+    """The words that enter a container, for example ``docker exec -i NAME``. Raises UsageError for a word that a shell could
+    read in more than one way, and for a prefix that does not hand on standard input."""
+    words = tuple(text.split() if isinstance(text, str) else text)
+    if not words or words[0].startswith("-") or "=" in words[0] or not all(_WORD.fullmatch(word) for word in words):
+        raise UsageError(
+            f"{' '.join(words)!r} cannot be used to enter a container: it must be plain words without quotes, blanks or shell signs.",
+            hint="Examples: --inside 'docker exec -i sglang', --inside 'kubectl exec -i pod-0 --', --inside 'podman exec -i vllm'.",
+        )
+    tool = words[0].rpartition("/")[2]
+    attached = any(word == "--interactive" or (word.startswith("-") and not word.startswith("--") and "i" in word) for word in words[1:])
+    if tool in ("docker", "podman", "nerdctl", "kubectl", "crictl") and "exec" in words and not attached:
+        raise UsageError(f"{' '.join(words)!r} does not hand standard input into the container.", hint=f"Add -i: {tool} exec -i …")
+    return words
 
 
 class CommandResult(NamedTuple):

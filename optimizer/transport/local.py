@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from optimizer.crashpoint import crash_point
-from optimizer.transport.base import BOOTSTRAP, ERROR_TAIL_BYTES, OUTPUT_CAP_BYTES, CommandResult
+from optimizer.errors import PythonMissing
+from optimizer.transport.base import BOOTSTRAP, ERROR_TAIL_BYTES, OUTPUT_CAP_BYTES, PROBE, PYTHONS, CommandResult
+from optimizer.transport.relay import Relay, Stream
 
 _CHUNK = 1 << 16
 # How long a command whose caller has gone away may still take to notice before it is ended.
@@ -18,10 +20,17 @@ _LEAVE_S = 2.0
 
 
 class LocalTransport:
-    """``env`` is laid over the environment of this process; ``home`` becomes HOME and the working directory."""
+    """``env`` is laid over the environment of this process; ``home`` becomes HOME and the working directory. ``prefix``: words
+    that enter a container of this machine; then its own Python runs."""
 
-    def __init__(self, env: Mapping[str, str] | None = None, home: Path | None = None, name: str = "localhost") -> None:
+    def __init__(
+        self, env: Mapping[str, str] | None = None, home: Path | None = None, name: str = "localhost", prefix: Sequence[str] = ()
+    ) -> None:
         self.name = name
+        self.prefix = tuple(prefix)
+        # The interpreter that runs us is the one Python that this machine certainly has.
+        self._python: str | None = None if prefix else sys.executable
+        self._relays: dict[int, tuple[Relay, int]] = {}
         self.home = home
         # The launch id of another study must not be inherited: a coordinator may itself run under one.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPTIMIZER_")}
@@ -34,15 +43,38 @@ class LocalTransport:
         home = Path(self.env.get("HOME") or "/")
         return str(home) if home.is_dir() else "/"
 
-    async def run(
-        self, stdin: bytes, timeout_s: float, on_stdout: Callable[[bytes], None] | None = None
-    ) -> CommandResult:
-        # The interpreter that runs us is the one Python that this box certainly has.
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-c", BOOTSTRAP,
+    async def _spawn(self, python: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self.prefix, python, "-I", "-c", BOOTSTRAP,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             env=self.env, cwd=self._start_folder(), start_new_session=True, limit=_CHUNK,
         )  # fmt: skip
+
+    async def _inner_python(self) -> str:
+        """The first name in ``PYTHONS`` that is a usable Python inside the container. Raises PythonMissing."""
+        if self._python is not None:
+            return self._python
+        said = ""
+        for name in PYTHONS:
+            try:
+                process = await self._spawn(name)
+            except OSError as error:
+                raise PythonMissing(f"{self.prefix[0]} does not start: {error}", hint="It must be on the PATH of this machine.") from error
+            payload = b"%d\n" % len(PROBE) + PROBE
+            out, err = await process.communicate(payload)
+            if process.returncode == 0:
+                self._python = name
+                return name
+            said = said or (err or out).decode("utf-8", "replace").strip()[-300:]
+        raise PythonMissing(
+            f"`{' '.join(self.prefix)}` reaches no usable Python 3.8 or newer. It said: {said or 'nothing'}",
+            hint="Check the name of the container; it needs a Python with its standard library, nothing else.",
+        )
+
+    async def run(
+        self, stdin: bytes, timeout_s: float, on_stdout: Callable[[bytes], None] | None = None
+    ) -> CommandResult:
+        process = await self._spawn(await self._inner_python())
         assert process.stdin and process.stdout and process.stderr
         collected, errors = bytearray(), bytearray()
 
@@ -97,7 +129,19 @@ class LocalTransport:
             await process.wait()
 
     async def forward(self, port: int) -> tuple[str, int]:
-        return "127.0.0.1", port
+        if not self.prefix:
+            return "127.0.0.1", port
+        if port not in self._relays:
+            relay = Relay(self._stream, port)
+            self._relays[port] = (relay, await relay.open())
+        return "127.0.0.1", self._relays[port][1]
+
+    async def _stream(self) -> Stream:
+        process = await self._spawn(await self._inner_python())
+        assert process.stdin and process.stdout
+        return Stream(process.stdout.read, process.stdin, process.stdin.close, lambda: self._leave(process))
 
     async def close(self) -> None:
-        return None
+        relays, self._relays = self._relays, {}
+        for relay, _ in relays.values():
+            await relay.close()

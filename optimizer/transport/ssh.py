@@ -13,12 +13,9 @@ import asyncssh
 
 from optimizer.crashpoint import crash_point
 from optimizer.errors import AuthRefused, BoxError, HostKeyChanged, HostUnknown, LinkLost, OptimizerError, PythonMissing
-from optimizer.transport.base import ERROR_TAIL_BYTES, OUTPUT_CAP_BYTES, CommandResult, command
+from optimizer.transport.base import ERROR_TAIL_BYTES, OUTPUT_CAP_BYTES, PROBE, PYTHONS, TOO_OLD, CommandResult, command
+from optimizer.transport.relay import Relay, Stream
 
-# The only names that are ever tried; `python3` first, then new to old.
-PYTHONS = ("python3", *(f"python3.{minor}" for minor in range(14, 7, -1)))
-_PROBE = b"import sys\nsys.exit(0 if sys.version_info >= (3, 8) else 64)\n"
-_TOO_OLD = 64
 _PROBE_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 20
 _CHUNK = 1 << 16
@@ -30,11 +27,13 @@ class _NotStarted(Exception):
 
 class SSHTransport:
     """A connection that is made on first use and made again when it was lost. ``config``: SSH configuration files in
-    place of the user's own; ``options`` go to asyncssh as they are (tests)."""
+    place of the user's own; ``prefix``: words that enter a container there; ``options`` go to asyncssh as they are (tests)."""
 
     def __init__(self, host: str, *, user: str | None = None, port: int | None = None,
-                 config: Sequence[Path] | None = None, **options: Any) -> None:  # fmt: skip
+                 config: Sequence[Path] | None = None, prefix: Sequence[str] = (), **options: Any) -> None:  # fmt: skip
         self.name = f"{user}@{host}" if user else host
+        self._prefix = tuple(prefix)
+        self._relays: dict[int, tuple[Relay, int]] = {}
         self._host = host
         self._options: dict[str, Any] = {
             "keepalive_interval": 15,
@@ -134,9 +133,9 @@ class SSHTransport:
     async def _find_python(self, connection: asyncssh.SSHClientConnection) -> str:
         said = ""
         for name in PYTHONS:
-            payload = b"%d\n" % len(_PROBE) + _PROBE
+            payload = b"%d\n" % len(PROBE) + PROBE
             try:
-                done = await self._execute(connection, command(name), payload, _PROBE_TIMEOUT_S, None)
+                done = await self._execute(connection, command(name, self._prefix), payload, _PROBE_TIMEOUT_S, None)
             except _NotStarted as error:
                 raise LinkLost(
                     f"{self.name} accepted the login and runs no command: {error}",
@@ -147,13 +146,14 @@ class SSHTransport:
             if done.exit is None:
                 raise LinkLost(f"The connection to {self.name} was lost, or its login shell hangs, before anything was done.",
                                hint=f"Check that `ssh {self.name} true` returns at once.")  # fmt: skip
-            if done.exit == _TOO_OLD:
+            if done.exit == TOO_OLD:
                 said = said or f"{name} is older than 3.8"
             else:
                 said = said or (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-300:]
         raise PythonMissing(
             f"{self.name} has no usable Python 3.8 or newer. It said: {said or 'nothing'}",
-            hint="The tool needs a Python with its standard library on the box and installs nothing itself: install python3.",
+            hint="The tool needs a Python with its standard library on the box and installs nothing itself: install python3."
+            + (f" `{' '.join(self._prefix)}` must reach a container that has one." if self._prefix else ""),
         )
 
     async def run(
@@ -163,7 +163,7 @@ class SSHTransport:
             await self.connect()
             assert self._connection is not None and self._python is not None
             try:
-                return await self._execute(self._connection, command(self._python), stdin, timeout_s, on_stdout)
+                return await self._execute(self._connection, command(self._python, self._prefix), stdin, timeout_s, on_stdout)
             except _NotStarted as error:
                 # The command has read nothing, so it has done nothing: a connection that died while idle is made again.
                 self._connection.abort()
@@ -235,6 +235,11 @@ class SSHTransport:
     async def forward(self, port: int) -> tuple[str, int]:
         await self.connect()
         assert self._connection is not None
+        if self._prefix:
+            if port not in self._relays:
+                relay = Relay(self._stream, port)
+                self._relays[port] = (relay, await relay.open())
+            return "127.0.0.1", self._relays[port][1]
         if port not in self._forwards:
             try:
                 self._forwards[port] = await self._connection.forward_local_port("127.0.0.1", 0, "127.0.0.1", port)
@@ -242,7 +247,24 @@ class SSHTransport:
                 raise LinkLost(f"No port could be forwarded to {self.name}: {error}") from error
         return "127.0.0.1", int(self._forwards[port].get_port())
 
+    async def _stream(self) -> Stream:
+        """A run of the constant command whose input stays open: for the relay."""
+        await self.connect()
+        assert self._connection is not None and self._python is not None
+        try:
+            process = await self._connection.create_process(command(self._python, self._prefix), encoding=None)
+        except asyncssh.Error as error:
+            raise ConnectionError(str(error)) from error
+
+        async def leave() -> None:
+            process.close()
+
+        return Stream(process.stdout.read, process.stdin, process.stdin.write_eof, leave)
+
     async def close(self) -> None:
+        relays, self._relays = self._relays, {}
+        for relay, _ in relays.values():
+            await relay.close()
         connection, self._connection = self._connection, None
         self._forwards.clear()
         if connection is not None:
