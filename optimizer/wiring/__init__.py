@@ -30,7 +30,7 @@ from optimizer.knowledge.library import Library, library_from_files, load_librar
 from optimizer.knowledge.load import find_knowledge, read_files
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.flags import FlagTable
-from optimizer.model.study import Budget, Finish, HostSpec, LaunchSpec, StudySpec
+from optimizer.model.study import Budget, Finish, LaunchSpec, StudySpec
 from optimizer.model.target import Target, parse_target
 from optimizer.model.workload import Workload
 from optimizer.report.prose import sentence
@@ -69,6 +69,7 @@ class Options:
     finish: Finish | None = None
     allow_lossy: bool = False
     probes: Path | None = None
+    inside: str | None = None
     best_effort: bool = False
     guard_minutes: float = 15.0
     time_scale: float | None = None
@@ -171,7 +172,7 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_r
         workload = workload.model_copy(update={"confirm_window_s": options.confirm_window_s})
     spec = StudySpec(
         study=study,
-        host=_resolved_host(host, description),
+        host=hosts.resolved_host(host, description, options.inside),
         target=target,
         workload=workload,
         engine=options.engine or description.engine,
@@ -215,8 +216,7 @@ def _writable(runs: Path) -> Iterator[None]:
         ) from error
 
 
-def _resolved_host(host: HostSpec, description: hosts.HostDescription) -> HostSpec:
-    return HostSpec(name=description.ssh or host.name, kind=host.kind)
+_resolved_host = hosts.resolved_host
 
 
 def _is_hex(text: str) -> bool:
@@ -247,10 +247,10 @@ async def _transport(spec: StudySpec, folder: Path) -> Transport:
         sim = simulator.prepare_box(spec.host.name[4:], folder / "box", spec.time_scale)
         return LocalTransport(env=sim.env, home=sim.home, name=spec.host.name)
     if spec.host.kind == "local":
-        return LocalTransport()
+        return LocalTransport(prefix=spec.host.prefix)
     from optimizer.transport.ssh import SSHTransport
 
-    transport = SSHTransport(spec.host.name)
+    transport = SSHTransport(spec.host.name, prefix=spec.host.prefix)
     await transport.connect()
     return transport
 
@@ -434,7 +434,7 @@ def diagnose_bundle(paths: Sequence[Path], roots: Roots) -> Any:
     return diagnose(bundles[0], library(roots), bundles[1] if len(bundles) > 1 else None)
 
 
-async def diagnose_host(name: str, roots: Roots, *, port: int | None, engine: str | None) -> Any:
+async def diagnose_host(name: str, roots: Roots, *, port: int | None, engine: str | None, inside: str | None = None) -> Any:
     """The same from a live box; reads only."""
     from optimizer.errors import BoxError
     from optimizer.evidence.bundle import bundle_from_files
@@ -446,7 +446,7 @@ async def diagnose_host(name: str, roots: Roots, *, port: int | None, engine: st
     description = hosts.describe(host, (Path("hosts"), _config_folder() / "hosts"))
     if host.kind == "sim":
         raise UsageError("A simulated box has no server until a study launches one.", hint=f"optimize run --host {name}")
-    spec = StudySpec(study="diagnose", host=_resolved_host(host, description), target=Target(), workload=Workload(),
+    spec = StudySpec(study="diagnose", host=hosts.resolved_host(host, description, inside), target=Target(), workload=Workload(),
                      engine=engine or description.engine, port=port or description.port)  # fmt: skip
     async with opened_box(spec, roots.runs / "diagnose") as box:
         effect = await survey(box, spec)
@@ -462,12 +462,12 @@ def holder_of(folder: Path) -> int | None:
     return holder.pid if holder is not None and holder.alive else None
 
 
-async def restore_host(name: str) -> dict[str, Any]:
+async def restore_host(name: str, inside: str | None = None) -> dict[str, Any]:
     """Bring the box back to what ran before the study that holds it."""
     host = hosts.parse_host(name)
     if host.kind == "sim":
         raise UsageError("A simulated box belongs to its study and is cleaned with it.", hint="optimize studies lists them; optimize stop STUDY ends one and everything that it started.")
-    described = _resolved_host(host, hosts.describe(host, (Path("hosts"), _config_folder() / "hosts")))
+    described = hosts.resolved_host(host, hosts.describe(host, (Path("hosts"), _config_folder() / "hosts")), inside)
     spec = StudySpec(study="restore", host=described, target=Target(), workload=Workload())
     async with opened_box(spec, Path("runs/restore")) as box:
         holder = await box.holder()
