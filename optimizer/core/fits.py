@@ -12,6 +12,13 @@ from optimizer.model.evidence import Evidence
 # first call, one with 10.9 GiB left ran (recordings). Between the two is unknown ground, so only the clear case is
 # refused.
 _WORKSPACE_GIB = 0.25
+# Of the weights, at least this part is split between the GPUs; norms and embeddings may be copies.
+_SPLIT = 0.85
+_CERTAIN_GROWTH = 0.25
+_TP = ("tp_size", "tensor_parallel_size")
+_PP = ("pp_size", "pipeline_parallel_size")
+_DP = ("dp_size", "data_parallel_size")
+_STEP_TOKENS = ("chunked_prefill_size", "max_num_batched_tokens")
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,14 @@ def fits(
 ) -> Verdict:
     """``before``: effective settings of the launch that ``evidence`` comes from; ``after``: those of the proposal.
     GiB."""
+    layout = _layout(after, evidence, box)
+    if layout.fits is False:
+        return layout
     total = _number(box.get("gpu.memory_mib"))
     total_gib = total / 1024 if total is not None else evidence.number("gpu.memory_total_gib")
     if total_gib is None or total_gib <= 0:
         return Verdict(None)
-    for check in (_weights, _leftover, _reserved_tokens):
+    for check in (_weights, _moved_weights, _activations, _leftover, _reserved_tokens):
         verdict = check(before, after, evidence, total_gib)
         if verdict.fits is False:
             return verdict
@@ -57,6 +67,59 @@ def _weights(before: Mapping[str, Value], after: Mapping[str, Value], evidence: 
             False,
             f"{param} {share:g} leaves {room:.1f} GiB beside the weights, less than the {need:.1f} GiB of one request "
             "of full length: the engine refuses to start.",
+        )
+    return Verdict(None)
+
+
+def _layout(after: Mapping[str, Value], evidence: Evidence, box: Mapping[str, Value]) -> Verdict:
+    """Tensor, pipeline and data parallelism need one GPU for each of their ranks; data-parallel attention shares them."""
+    gpus = _number(box.get("gpu.count"))  # of the box; the fact of that name counts those that the server uses
+    if gpus is None or gpus < 1 or (evidence.number("parallel.nodes") or 1) > 1:
+        return Verdict(None)
+    ranks = 1.0
+    for names in (_TP, _PP):
+        ranks *= _first(after, names) or 1.0
+    shared = after.get("enable_dp_attention") is True or (_number(after.get("attn_dp_size")) or 1) > 1
+    ranks *= 1.0 if shared else _first(after, _DP) or 1.0
+    if ranks > gpus:
+        return Verdict(False, f"The layout needs {ranks:.0f} GPUs, the box has {gpus:.0f}.")
+    return Verdict(None)
+
+
+def _moved_weights(before: Mapping[str, Value], after: Mapping[str, Value], evidence: Evidence, total_gib: float) -> Verdict:
+    """Weights per GPU under another tensor or pipeline layout: never less than their share of what is split."""
+    weights = evidence.number("memory.weights_gib")
+    now = (_first(before, _TP) or 1.0) * (_first(before, _PP) or 1.0)
+    then = (_first(after, _TP) or 1.0) * (_first(after, _PP) or 1.0)
+    if weights is None or now == then or any(before.get(name) != after.get(name) for name in ("quantization", "dtype", "cpu_offload_gb")):
+        return Verdict(None)
+    need = weights * now / then * (_SPLIT if then < now else 1.0)
+    share, param = _share(after)
+    room = total_gib * (share if share is not None and param == "gpu_memory_utilization" else 1.0)
+    if need > room:
+        return Verdict(False, f"On {then:.0f} instead of {now:.0f} GPUs at least {need:.1f} GiB of weights fall to each, and it gives them {room:.1f} GiB.")
+    return Verdict(None)
+
+
+def _activations(before: Mapping[str, Value], after: Mapping[str, Value], evidence: Evidence, total_gib: float) -> Verdict:
+    """vLLM profiles one step of the largest size and gives the KV cache what is left. What the last start kept for that step
+    (its share less weights and KV) grows with the step's tokens; a quarter of that growth is taken as certain."""
+    now, then = _first(before, _STEP_TOKENS), _first(after, _STEP_TOKENS)
+    share_now, param = _share(before)
+    share, param_then = _share(after)
+    weights, kv, need = evidence.number("memory.weights_gib"), evidence.number("memory.kv_gib"), _one_request_gib(evidence)
+    if now is None or then is None or then <= now or now <= 0 or not _same_layout(before, after):
+        return Verdict(None)
+    if share_now is None or share is None or weights is None or kv is None or need is None or {param, param_then} != {"gpu_memory_utilization"}:
+        return Verdict(None)
+    step = max(share_now * total_gib - weights - kv, 0.0)
+    growth = step * (then / now - 1) * _CERTAIN_GROWTH
+    left = kv + (share - share_now) * total_gib - growth
+    if left < need:
+        return Verdict(
+            False,
+            f"Steps of {then:.0f} tokens need at least {growth:.1f} GiB more for activations, which leaves {left:.1f} GiB of KV cache, "
+            f"less than the {need:.1f} GiB of one request of full length.",
         )
     return Verdict(None)
 
@@ -134,6 +197,10 @@ def _gib_per_token(evidence: Evidence) -> float | None:
 def _one_request_gib(evidence: Evidence) -> float | None:
     per_token, length = _gib_per_token(evidence), evidence.number("model.max_context_tokens")
     return per_token * length if per_token is not None and length is not None else None
+
+
+def _first(settings: Mapping[str, Value], names: tuple[str, ...]) -> float | None:
+    return next((number for name in names if (number := _number(settings.get(name))) is not None), None)
 
 
 def _number(value: Value) -> float | None:

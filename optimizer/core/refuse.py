@@ -231,7 +231,7 @@ def _by_point(changes: Mapping[str, Value], ground: Ground, tried: Collection[st
                 kind="infeasible", params=dict(changes), why=f"{rule.why} (rule {rule.id})", source=rule.source
             )
     memory = fits(dict(view_now.settings), dict(view.settings), ground.evidence, ground.box or {})
-    if memory.fits is False:
+    if memory.fits is False and not infeasible:
         infeasible = True
         yield Refusal(kind="infeasible", params=dict(changes), why=memory.why, source="memory model")
     if infeasible:
