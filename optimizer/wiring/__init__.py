@@ -449,7 +449,7 @@ async def diagnose_host(name: str, roots: Roots, *, port: int | None, engine: st
     spec = StudySpec(study="diagnose", host=hosts.resolved_host(host, description, inside), target=Target(), workload=Workload(),
                      engine=engine or description.engine, port=port or description.port)  # fmt: skip
     async with opened_box(spec, roots.runs / "diagnose") as box:
-        effect = await survey(box, spec)
+        effect = await survey(box, spec, helps=roots.runs / "diagnose")
         if isinstance(effect.outcome, Failed):
             raise BoxError(effect.outcome.message)
         return diagnose(bundle_from_files(effect.blobs), library(roots))
