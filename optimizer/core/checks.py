@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from optimizer.core import economy
 from optimizer.core.plan import Plan
-from optimizer.core.predicate import Look, explain, operands
+from optimizer.core.predicate import Look, Operand, explain, operands
 from optimizer.core.score import Hit, Scored, probability_of
 from optimizer.core.state import State
 from optimizer.model.base import Scalar
@@ -48,7 +48,8 @@ _PROCESSES = ("engine", "scheduler", "tokenizer", "detokenizer", "api_server", "
 CATALOGUE: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("concurrency_sweep", "load it just below, at and just above the suspected limit", (("client.knee_concurrency", {}),), around=True),
+        Kind("concurrency_sweep", "load it below, at and above the suspected limit",
+             (("client.knee_concurrency", {}), ("probe.speed_ratio", {"probe": "one_above_limit", "metric": "client.itl_ms_p50"})), around=True),
         Kind("single_stream", "load it with one request and with sixteen at a time", (("probe.speed_ratio", {"probe": "concurrency_up"}),)),
         Kind("second_client", "offer the same load from two generators at once", (("client.output_tps", {"target": "second_client"}),)),
         Kind("repeat_in_process", "run the same load once more on the warm server", (("validity.repeat_ratio", {}), ("validity.run_cv", {}))),
@@ -77,6 +78,7 @@ class Offer:
     saves_minutes: float
     about: tuple[str, ...]  # every cause that its answer speaks about
     around: int | None
+    width: Literal["one", "double"]
     levels: tuple[Level, ...]
     seconds: float
 
@@ -92,7 +94,7 @@ def next_check(state: State, plan: Plan, look: Look, scored: Sequence[Scored], *
     if launch is None or offer is None:
         return None
     return Check(
-        key=key, launch=launch, test=offer.kind.name, levels=offer.levels, around=offer.around, seconds=offer.seconds, run_index=state.runs,
+        key=key, launch=launch, test=offer.kind.name, levels=offer.levels, around=offer.around, width=offer.width, seconds=offer.seconds, run_index=state.runs,
         reference_tokens_per_s=_measured_rate(state), hypothesis=offer.hypothesis, about=offer.about, bits=round(offer.bits, 4), minutes=round(offer.minutes, 4),
         saves_minutes=round(offer.saves_minutes, 4),
     )  # fmt: skip
@@ -128,7 +130,7 @@ def offers(state: State, plan: Plan, look: Look, scored: Sequence[Scored]) -> li
     if top is not None and top["probability"] >= NEAR_CERTAIN:
         return []
     alive = {item.id: item for item in scored if _asked(state, rows.get(item.id), item)}
-    found: dict[tuple[str, int | None], Offer] = {}
+    found: dict[tuple[str, int | None, str], Offer] = {}
     for item in scored:
         book = plan.playbook(item.id)
         if book is None or item.id not in alive:
@@ -136,10 +138,15 @@ def offers(state: State, plan: Plan, look: Look, scored: Sequence[Scored]) -> li
         for entry in book.checks:
             kind = CATALOGUE[entry.test]
             around = _around(entry, look)
-            if kind.name in state.base_arm.checked or (kind.name, around) in found or not _possible(state, kind, around):
+            if _made(kind.name, around) in state.base_arm.checked or (kind.name, around, entry.width) in found or not _possible(state, kind, around):
                 continue
-            found[kind.name, around] = _offer(state, plan, look, kind, book, around, alive, top)
+            found[kind.name, around, entry.width] = _offer(state, plan, look, kind, book, entry.width, around, alive, top)
     return list(found.values())
+
+
+def _made(test: str, around: int | None) -> str:
+    """Name under which a test that was made is remembered: one around another limit is another test."""
+    return test if around is None else f"{test}@{around}"
 
 
 def _asked(state: State, row: Mapping[str, Any] | None, item: Scored) -> bool:
@@ -170,18 +177,18 @@ def _possible(state: State, kind: Kind, around: int | None) -> bool:
 
 
 def _offer(
-    state: State, plan: Plan, look: Look, kind: Kind, book: Playbook, around: int | None, alive: Mapping[str, Scored], top: Mapping[str, Any] | None,
+    state: State, plan: Plan, look: Look, kind: Kind, book: Playbook, width: Literal["one", "double"], around: int | None, alive: Mapping[str, Scored], top: Mapping[str, Any] | None,
 ) -> Offer:  # fmt: skip
-    levels, seconds = _load_of(state, kind, around)
+    levels, seconds = _load_of(state, kind, around, width)
     informed = {}
     for name, item in alive.items():
         other = plan.playbook(name)
-        weights = _weights(other, item, look, kind) if other is not None else None
+        weights = _weights(other, item, look, _narrowed(kind, width)) if other is not None else None
         if weights is not None:
             informed[name] = weights
     bits = math.fsum(economy.expected_information_bits(alive[name].probability, *weights) for name, weights in informed.items())
     saves = max((_saves(state, alive[name], weights, top) for name, weights in informed.items()), default=0.0)
-    return Offer(kind, book.id, bits, cost_s(kind, levels, seconds) / 60.0, saves, tuple(sorted(informed)), around, levels, seconds)
+    return Offer(kind, book.id, bits, cost_s(kind, levels, seconds) / 60.0, saves, tuple(sorted(informed)), around, width, levels, seconds)
 
 
 def _weights(book: Playbook, item: Scored, look: Look, kind: Kind) -> tuple[float, float] | None:
@@ -212,7 +219,7 @@ def _answerable(rule: EvidenceRule, look: Look, kind: Kind) -> bool:
     for operand in operands(rule.when):
         if operand.kind != "fact":
             continue
-        if any(name == operand.name and all(labels.get(key) == value for key, value in operand.labels.items()) for name, labels in kind.yields):
+        if _states(kind, operand):
             yielded = True
         elif look.facts.get(operand.name, **operand.labels) is None:
             return False
@@ -258,7 +265,12 @@ def launch_minutes(state: State) -> float:
     return max(windows, state.minutes / launches) if launches else windows + TYPICAL_START_MINUTES
 
 
-def _load_of(state: State, kind: Kind, around: int | None) -> tuple[tuple[Level, ...], float]:
+def _narrowed(kind: Kind, width: str) -> Kind:
+    """What a sweep of this width can state: only one request more shows the length of a step."""
+    return replace(kind, yields=kind.yields[:1]) if kind.around and width == "double" else kind
+
+
+def _load_of(state: State, kind: Kind, around: int | None, width: str) -> tuple[tuple[Level, ...], float]:
     """The loads of a test and how long processes are watched."""
     assert state.spec is not None
     load = state.spec.workload
@@ -270,7 +282,8 @@ def _load_of(state: State, kind: Kind, around: int | None) -> tuple[tuple[Level,
     match kind.name:
         case "concurrency_sweep":
             assert around is not None
-            return (level(around - 1), level(around), level(around + 1)), 0.0
+            below, above = (around - 1, around + 1) if width == "one" else (max(1, around // 2), 2 * around)
+            return (level(below), level(around), level(above)), 0.0
         case "single_stream":
             return (level(1), level(16)), 0.0
         case "second_client":
@@ -304,16 +317,24 @@ def problems_of(book: Playbook) -> list[tuple[int, str]]:
             found.append((index, f"{entry.test} needs `around`: the fact that holds the load where a step is expected"))
         elif entry.around and not kind.around:
             found.append((index, f"{entry.test} has no use for `around`"))
-        elif not any(_reads(rule, kind) for rule in book.evidence):
+        elif entry.width != "one" and not kind.around:
+            found.append((index, f"{entry.test} has no use for `width`"))
+        elif not any(_reads(rule, _narrowed(kind, entry.width)) for rule in book.evidence):
             stated = ", ".join(dict.fromkeys(name for name, _ in kind.yields))
             found.append((index, f"{entry.test} decides nothing here: no rule reads what it states ({stated})"))
     return found
 
 
 def _reads(rule: EvidenceRule, kind: Kind) -> bool:
+    return any(operand.kind == "fact" and _states(kind, operand) for operand in operands(rule.when))
+
+
+def _states(kind: Kind, operand: Operand) -> bool:
+    """Whether the test states the fact that a rule asks for. What it did to one metric answers only who asks for that metric."""
     return any(
-        operand.kind == "fact" and name == operand.name and all(labels.get(key) == value for key, value in operand.labels.items())
-        for operand in operands(rule.when)
+        name == operand.name
+        and all(labels.get(key) == value for key, value in operand.labels.items())
+        and ("metric" not in labels or "metric" in operand.labels)
         for name, labels in kind.yields
     )
 

@@ -391,7 +391,8 @@ def _checked(state: State, step: Check, found: Evidence) -> State:
     """A cheap test has answered, or cannot be made here: either way it is not made again on this baseline."""
     settings = Settings() if step.launch == ORIGINAL or state.server is None else state.server.settings
     arm = state.arm(settings)
-    arm = replace(arm, checked=(*arm.checked, step.test), checked_evidence=arm.checked_evidence.merged(found))
+    name = step.test if step.around is None else f"{step.test}@{step.around}"
+    arm = replace(arm, checked=(*arm.checked, name), checked_evidence=arm.checked_evidence.merged(found))
     return replace(state, arms={**state.arms, settings.digest: arm}, belief_version=state.belief_version + 1)
 
 

@@ -73,10 +73,12 @@ Action = Annotated[SetAction | SpaceAction | HandOver, Field(discriminator="kind
 class CheckEntry(Frozen):
     """A cheap test on the running server that decides about this cause: ``test`` is a name of ``core.checks.CATALOGUE``.
 
-    ``around`` names the fact that holds the load where a step is expected."""
+    ``around`` names the fact that holds the load where a step is expected; ``width`` how far to either side it is looked for: one
+    request (a step that takes longer), or half and double (a rate that stops growing)."""
 
     test: str
     around: str | None = None
+    width: Literal["one", "double"] = "one"
 
 
 class Playbook(Frozen):

@@ -88,6 +88,7 @@ class Check(Frozen):
     test: str
     levels: tuple[Level, ...] = ()  # loads offered one after the other, or (second_client) at the same time
     around: int | None = None
+    width: Literal["one", "double"] = "one"
     seconds: FiniteFloat = 0.0  # how long the server's processes are watched
     run_index: int = 0
     reference_tokens_per_s: FiniteFloat | None = None  # what the measured run gave, where a test repeats it

@@ -33,6 +33,8 @@ from optimizer.runner.survey import launch_json
 
 SAMPLER = Path(str(box_package.__file__)).with_name("sampler.py")
 SAMPLE_INTERVAL_S = 0.25
+STOPS_GROWING = 1.1  # of the rate at twice the load: less than a tenth more is queueing
+STILL_GROWS = 1.2
 STEP_JUMP = 1.15  # a step beyond the limit that is so much slower than one at it: more than load alone adds at one more request
 FULL_CORE_PCT = 90.0  # of ticks of 10 ms in a quarter of a second, a thread that never waits shows 92 to 104
 WARM_ROUNDS = 3
@@ -135,21 +137,39 @@ def _nothing(step: Check, names: Sequence[str], why: str, points: Sequence[LoadP
 
 
 async def _concurrency_sweep(bench: Bench) -> Seen:
-    """N-1, N and N+1 requests: does a step take visibly longer beyond N, although it hardly did up to N?"""
+    """N-1, N and N+1 requests: does a step take visibly longer beyond N, although it hardly did up to N? Or N/2, N and 2N: does the
+    rate stop growing at N?"""
     step = bench.step
     points = await bench.loads()
+    if step.width == "double":
+        return _growth(step, points)
     why = _unusable(points) or ("" if all("tpot_p50_ms" in point.metrics for point in points) else "too few tokens for a time per token")
     if why or step.around is None:
         return _nothing(step, ["client.knee_concurrency"], why or "no limit is known", points)
     below, at, above = (point.metrics["tpot_p50_ms"] for point in points)
     jump, before = above / at, at / below
     knee = jump >= STEP_JUMP and jump > before * 1.05
+    one_more = _fact(step, "probe.speed_ratio", round(at / above, 4), probe="one_above_limit", metric="client.itl_ms_p50")
     said = f"TPOT {below:.2f}, {at:.2f} and {above:.2f} ms at {step.around - 1}, {step.around} and {step.around + 1} requests: "
     if knee:
         fact = _fact(step, "client.knee_concurrency", step.around)
-        return Seen(f"{said}×{jump:.2f} beyond {step.around}, the step is there.", (fact,), points=tuple(points), detail={"jump": round(jump, 4)})
+        return Seen(f"{said}×{jump:.2f} beyond {step.around}, the step is there.", (fact, one_more), points=tuple(points), detail={"jump": round(jump, 4)})
     fact = _fact(step, "client.knee_concurrency", step.around + 1, at_least=True)
-    return Seen(f"{said}×{jump:.2f} beyond {step.around}, no step.", (fact,), points=tuple(points), detail={"jump": round(jump, 4)})
+    return Seen(f"{said}×{jump:.2f} beyond {step.around}, no step.", (fact, one_more), points=tuple(points), detail={"jump": round(jump, 4)})
+
+
+def _growth(step: Check, points: Sequence[LoadPoint]) -> Seen:
+    """Whether the rate still grows beyond N although it grew up to N."""
+    if (why := _unusable(points)) or step.around is None:
+        return _nothing(step, ["client.knee_concurrency"], why or "no limit is known", points)
+    below, at, above = (point.metrics["output_tokens_per_s"] for point in points)
+    loads = [point.concurrency for point in points]
+    stops = above / at < STOPS_GROWING and at / below >= STILL_GROWS
+    said = f"{below:.4g}, {at:.4g} and {above:.4g} tok/s at {loads[0]}, {loads[1]} and {loads[2]} requests: "
+    if stops:
+        return Seen(f"{said}the rate stops growing at {step.around}.", (_fact(step, "client.knee_concurrency", step.around),), points=tuple(points))
+    fact = _fact(step, "client.knee_concurrency", loads[2], at_least=True)
+    return Seen(f"{said}no end at {step.around}.", (fact,), points=tuple(points))
 
 
 async def _single_stream(bench: Bench) -> Seen:
