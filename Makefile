@@ -16,7 +16,7 @@ help:
 	@echo 'make test          lint, types, import contracts and tests; needs no GPU and no engine'
 	@echo 'make test-slow     whole studies with kills, signals and broken links'
 	@echo 'make test-scenarios  whole studies on the four simulated boxes, about six minutes'
-	@echo 'make engines       install real SGLang and vLLM for this CPU into $(ENGINES) (6 GB, about two minutes)'
+	@echo 'make engines       install real SGLang, vLLM and llama.cpp for this CPU into $(ENGINES) (6 GB, about two minutes)'
 	@echo 'make test-engines  tune those real engines'
 	@echo 'make lint          ruff, mypy, import contracts, knowledge files'
 	@echo 'make clean         remove $(VENV) and caches; keeps $(ENGINES) and runs/'
@@ -53,7 +53,7 @@ test-scenarios: dev
 
 # One at a time: each of them measures.
 test-engines: dev
-	@for engine in vllm sglang; do \
+	@for engine in vllm sglang llamacpp; do \
 	  test -x $(ENGINES)/$$engine/bin/python || { echo "No $$engine in $(ENGINES): run make engines first." >&2; exit 1; }; \
 	done
 	OPTIMIZER_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -q -m engines -p no:xdist

@@ -82,6 +82,7 @@ class Quirks(Frozen):
     start.
     ``start_limit_s``: longest start without log growth worth waiting for. ``drain_s``: longest exit after SIGTERM.
     ``name_pattern``: served names that the engine takes. ``side_ports``: flags that hold further ports.
+    ``steps_in_log``: the log prints running and waiting requests; else they are read from ``metrics_path`` under load.
     ``dynamic_ports``: ports that are drawn at run time. ``no_metrics_without``: the flag without which
     ``metrics_path`` is not served.
     """
@@ -96,6 +97,7 @@ class Quirks(Frozen):
     dynamic_ports: str = ""
     metrics_path: str = "/metrics"
     no_metrics_without: str | None = None
+    steps_in_log: bool = True
     child_titles: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -43,6 +43,7 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
 _SLOTS = re.compile(r"n_slots = (?P<slots>\d+)(?:, n_ctx_slot = (?P<context>\d+))?(?:, kv_unified = '(?P<unified>true|false)')?")
 _CONTEXT = re.compile(r"llama_context: +(?P<name>n_batch|n_ubatch) += +(?P<value>\d+)")
 _THREADS = re.compile(r"threadpool init, n_threads = (?P<value>\d+)")
+_DRAFTS = re.compile(r"adding speculative implementation '(?P<kind>[\w-]+)'")
 _LONGEST_LOG = 2_000_000  # what is read back is said at the start
 
 
@@ -74,6 +75,7 @@ class LlamaCpp(Engine):
         drain_s=30.0,
         name_pattern=r"[A-Za-z0-9][\w.@/:-]{0,127}",  # a comma would separate two aliases
         no_metrics_without="metrics",
+        steps_in_log=False,
         notes=(
             "slots share the context: more slots at the same --ctx-size are shorter ones, unless the KV buffer is unified",
             "the log has no step lines; steps are known from the timings of finished requests and from /metrics",
@@ -130,6 +132,9 @@ def _from_log(text: str) -> dict[str, Value]:
             found["ctx_size"] = int(slots["context"]) * (1 if unified == "true" else int(slots["slots"]))
     for match in _CONTEXT.finditer(text):
         found.setdefault({"n_batch": "batch_size", "n_ubatch": "ubatch_size"}[match["name"]], int(match["value"]))
+    drafts = _DRAFTS.search(text)
+    if drafts is not None:
+        found["spec_type"] = drafts["kind"]
     threads = _THREADS.search(text)
     if threads is not None:
         found["threads"] = int(threads["value"])
@@ -141,11 +146,6 @@ def _from_props(info: Mapping[str, Value]) -> dict[str, Value]:
     slots = info.get("total_slots")
     if isinstance(slots, int) and not isinstance(slots, bool):
         found["parallel"] = slots
-    generation = info.get("default_generation_settings")
-    params = generation.get("params") if isinstance(generation, dict) else None
-    kind = params.get("speculative.types") if isinstance(params, dict) else None
-    if isinstance(kind, str):
-        found["spec_type"] = kind
     return found
 
 

