@@ -264,4 +264,5 @@ UNITS: dict[str, str] = {
     "validity.server_count": "servers",
     "validity.servers_in_log": "servers",
     "validity.version_conflict": "",
+    "waterfall.share": "ratio",
 }

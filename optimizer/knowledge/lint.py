@@ -8,6 +8,8 @@ from optimizer.ceiling.predict import COMPUTED
 from optimizer.core.builds import in_builds
 from optimizer.core.predicate import comparisons, operands
 from optimizer.errors import KnowledgeError
+from optimizer.evidence.absent import UNYIELDED
+from optimizer.evidence.units import UNITS
 from optimizer.knowledge.causes import CAUSES_BY_FAMILY, FAMILY_OF
 from optimizer.knowledge.facts import FactSpec
 from optimizer.knowledge.library import Library, build_library, parse_document
@@ -19,6 +21,8 @@ from optimizer.model.space import Space
 # A prediction whose lower edge lies inside the region of practical equivalence could never be told from nothing.
 ROPE_EDGE = 1.01
 BELIEVABLE_DB = 0.0
+# Collectors whose facts arise over several measurements.
+_LATER = frozenset({"repeat", "journal", "client"})
 # Facts that only the tool itself derives; they need no collector.
 MANUAL = "manual"
 
@@ -278,8 +282,32 @@ class _Checks:
         )
         labels = {label.name for label in vocabulary.labels}
         collectors = {collector.name for collector in vocabulary.collectors}
+        used = self._asked_for() if self.complete else None
         for index, fact in enumerate(vocabulary.facts):
             yield from self._fact(file, ("facts", index), fact, labels, collectors)
+            if used is not None:
+                yield from self._coverage(file, ("facts", index), fact, used)
+
+    def _asked_for(self) -> set[str]:
+        """Names of all facts that a rule, an action, a space or a dead setting asks for."""
+        found: set[str] = set()
+        for document in self.documents.values():
+            if "facts" not in document.data:
+                found |= _fact_names(document.data)
+        return found
+
+    def _coverage(self, file: str, where: LinePath, fact: FactSpec, used: set[str]) -> Iterator[Finding]:
+        """A fact that nobody can state makes every rule about it silent for ever; one that nobody asks for either is a word."""
+        yielded = fact.name in UNITS and fact.name not in UNYIELDED
+        if yielded or (fact.name in UNYIELDED and fact.name in used):
+            return  # the second: only a test or a person can tell, and the sheet says which
+        if fact.name in used:
+            message = f"{fact.name}: no collector yields it, so every rule that asks for it stays silent"
+        elif fact.name in UNYIELDED and set(fact.collectors) & _LATER:
+            return  # a repetition or a comparison states it; people read it
+        else:
+            message = f"{fact.name}: no collector yields it and no playbook uses it"
+        yield self.at(file, where, message, "warning")
 
     def _fact(
         self, file: str, where: LinePath, fact: FactSpec, labels: set[str], collectors: set[str]
@@ -292,6 +320,20 @@ class _Checks:
                 yield self.at(file, where, f"{fact.name}: the collector {collector} is not declared")
         if not fact.collectors:
             yield self.at(file, where, f"{fact.name} has no collector")
+
+
+def _fact_names(node: Any) -> set[str]:
+    """Every value of a key ``fact`` or ``present``-like operand, and the lists of flips, anywhere in a document."""
+    if isinstance(node, Mapping):
+        found = set().union(*(_fact_names(value) for value in node.values())) if node else set()
+        for key in ("fact", "grid_above", "grid_below"):
+            if isinstance(node.get(key), str):
+                found.add(node[key])
+        flips = node.get("flips")
+        return found | ({name for name in flips if isinstance(name, str)} if isinstance(flips, list) else set())
+    if isinstance(node, list):
+        return set().union(*(_fact_names(item) for item in node)) if node else set()
+    return set()
 
 
 def _gains(book: Playbook) -> bool:
