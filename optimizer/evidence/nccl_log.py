@@ -1,6 +1,5 @@
 """Reads NCCL's own log lines (NCCL_DEBUG=INFO) wherever they stand in a server log: transport, channels, protocol,
-environment,
-error texts. The largest communicator is the main one."""
+environment, error texts. The largest communicator is the main one."""
 
 import re
 
@@ -20,6 +19,7 @@ _VERSION = re.compile(rb"NCCL version (\d[\w.+]{0,40})")
 _NVLS = re.compile(rb"(\d{1,3}) nvls channels")
 _RANKS = re.compile(rb"nranks (\d{1,5})", re.IGNORECASE)
 _ADDRESS = re.compile(r"0x[0-9a-f]+|\d{1,3}(?:\.\d{1,3}){3}(?:<\d+>)?|\b\d{3,}\b")
+MAX_READ = 4_096
 _SLOWEST_FIRST = ("net_socket", "net_ib", "shm", "p2p", "nvls")
 
 
@@ -35,12 +35,18 @@ class NcclLog:
         self._errors: dict[str, Line] = {}
         self._network: tuple[str, Line] | None = None
         self._seen: Line | None = None
-        self._multi_node = False
+        self._read: set[bytes] = set()
 
     def line(self, line: Line) -> None:
         """One line that contains ``NCCL`` (or a torch watchdog line)."""
         raw = line.raw[:2000]
-        if b"NCCL INFO" in raw:
+        at = raw.find(b"NCCL INFO ")
+        if at >= 0:
+            message = raw[at:]
+            if message in self._read:
+                return  # word for word: every rank and every communicator says most things again
+            if len(self._read) < MAX_READ:
+                self._read.add(message)
             self._info(line, raw)
         elif (
             b"NCCL WARN" in raw
@@ -49,9 +55,10 @@ class NcclLog:
             or b"ncclUnhandledCudaError" in raw
         ):
             self._error(line, raw)
-        match = _VERSION.search(raw)
-        if match and not self._found.has("nccl.version"):
-            self._found.add("nccl.version", text(match[1]).split("+")[0], line)
+        if b"NCCL version" in raw and not self._found.has("nccl.version"):
+            match = _VERSION.search(raw)
+            if match:
+                self._found.add("nccl.version", text(match[1]).split("+")[0], line)
 
     def _info(self, line: Line, raw: bytes) -> None:
         self._seen = self._seen or line

@@ -54,9 +54,7 @@ class SglangLog(SglangState):
                         continue
                 elif key == b"INFO: " and b"HTTP/1." in raw:
                     continue  # access lines: most of a busy server's log
-                if key in table:
-                    self._message(block.line(index), cut)
-                elif raw[cut:] not in dull:
+                if (key not in table or not self._message(block.line(index), cut)) and raw[cut:] not in dull:
                     self._other(block.line(index), cut)
             steps.close()
 
@@ -86,12 +84,12 @@ class SglangLog(SglangState):
         if cut and raw[:2] == b"[2":
             if self.first_s is None:
                 self.first_s = self.clock.seconds(raw)
-            read = self._message(line, cut) or notes.anywhere(self, line, raw[cut:])
-            # Nothing in it, and nothing in it when it is repeated word by word, as most messages are.
-            if not read and len(self._dull) < MAX_DULL and len(raw) < 500:
-                self._dull.add(raw[cut:])
+            if not self._message(line, cut) and not notes.anywhere(self, line, raw[cut:]):
+                self._forget(raw[cut:])
         elif b"NCCL" in raw:
             self.nccl.line(line)
+            if raw.startswith(b"NCCL INFO ", cut):
+                self._forget(raw[cut:])
         elif b" batch" in raw and (b"#running-req" in raw or b"throughput (token/s)" in raw):
             at = max(raw.find(b"Decode batch"), raw.find(b"Prefill batch"))
             if at >= 0:
@@ -112,6 +110,11 @@ class SglangLog(SglangState):
             behind = plain.find(b"] ", 0, _HEADER) + 2
             if plain[:1] == b"[" and behind >= 2:
                 self._message(Line(line.number, line.start, plain), behind)
+
+    def _forget(self, message: bytes) -> None:
+        """A message with nothing (more) in it says nothing when it is repeated word by word, and most are."""
+        if len(self._dull) < MAX_DULL and len(message) < 400:
+            self._dull.add(message)
 
     # -- what follows from all of it ---------------------------------------------------------------------------------
 
@@ -210,7 +213,7 @@ _ENTRIES: tuple[tuple[bytes, Handler], ...] = (
     (b"KV pool holds", notes.small_pool),
     (b"Health check failed", notes.health),
     (b"Auto-enabling FlashInfer", notes.fusion),
-    (b"FlashInfer AllReduce", notes.fusion),
+    (b"FlashInfer ", notes.fusion),
     (b"Failed to initialize FlashInfer", notes.fusion),
     (b"Entering DeepGEMM", notes.jit),
     (b"Try DeepGEMM", notes.jit),

@@ -96,7 +96,7 @@ def fusion(log: SglangState, line: Line, message: bytes) -> None:
     low = message.lower()
     if b"allreduce fusion" not in low and b"flashinfer workspace" not in low:
         return
-    if b"enabled and workspace initialized" in low:
+    if b"enabled and workspace initialized" in low or low.startswith(b"auto-enabling"):
         log.found.add("allreduce.fusion", "on", line)
     elif b"disab" in low or b"failed" in low or b"skipping" in low:
         log.found.add("allreduce.fusion", "off", line)

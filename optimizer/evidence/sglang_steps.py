@@ -154,9 +154,8 @@ class Steps:
         if count is None:
             self._found.stranger(Line(*place))
             return
-        usage_text = known.get(b"full token usage", known.get(b"token usage"))
-        use = None if usage_text is None else number(usage_text)
-        if use == 0 and count > 0 and known.get(b"#full token", known.get(b"#token")) in (b"0", None):
+        use, tokens = _pool(known)
+        if use == 0 and count > 0 and tokens in (b"0", None):
             use = None
         aux = tuple(
             (pool, value)
@@ -192,7 +191,7 @@ class Steps:
                 return
             zero = b"0"
             new, cached = known[b"#new-token"], known.get(b"#cached-token", zero)
-            usage = known.get(b"full token usage", known.get(b"token usage", b""))
+            usage = known.get(b"full token usage", known.get(b"token usage", known.get(b"gpu token usage", b"")))
             running, queue = known.get(b"#running-req", zero), known.get(b"#queue-req", zero)
             used = _graph(known)
             rate = known.get(b"input throughput (token/s)", b"")
@@ -225,6 +224,18 @@ def fields(message: bytes) -> dict[bytes, bytes]:
         key.strip(): value.rstrip(b".") if value.endswith(b".") else value
         for key, value in _FIELD.findall(message[:2000], max(0, message.find(b"#", 0, 40)))
     }
+
+
+def _pool(known: dict[bytes, bytes]) -> tuple[float | None, bytes | None]:
+    """Use of the pool that decides: the full-attention layers' of a hybrid model, the GPU's of a split one."""
+    for usage, tokens in (
+        (b"full token usage", b"#full token"),
+        (b"token usage", b"#token"),
+        (b"gpu token usage", b"#gpu token"),
+    ):
+        if usage in known:
+            return number(known[usage]), known.get(tokens)
+    return None, None
 
 
 def _graph(known: dict[bytes, bytes]) -> bool | None:

@@ -84,7 +84,10 @@ class VllmLog(VllmState):
             self.first_s = seconds_of(raw)
         if b" HTTP/1." in raw:
             return
-        if b"throughput: " in raw and b"Running: " in raw and not message.startswith(notes.USERS_TEXT):
+        if message.startswith(b"NCCL "):
+            self.nccl.line(line)
+            self._forget(message)
+        elif b"throughput: " in raw and b"Running: " in raw and not message.startswith(notes.USERS_TEXT):
             self._bare_statistics(line)
         elif not notes.anywhere(self, line, clean(message)):
             self._forget(message)
