@@ -8,7 +8,18 @@ from pathlib import Path
 import click
 
 from optimizer import __version__
-from optimizer.cli import asking, benching, boxes, diagnosing, knowledge, reading, replaying, reporting, studying
+from optimizer.cli import (
+    asking,
+    benching,
+    boxes,
+    diagnosing,
+    exporting,
+    knowledge,
+    reading,
+    replaying,
+    reporting,
+    studying,
+)
 from optimizer.cli.base import Group
 
 EPILOG = """
@@ -41,7 +52,7 @@ for command in (
     studying.run, studying.plan, studying.resume,
     diagnosing.diagnose, benching.bench,
     asking.why, asking.why_not,
-    reading.journal, reading.studies, replaying.replay, reporting.report, reporting.diff,
+    reading.journal, reading.studies, replaying.replay, exporting.export, reporting.report, reporting.diff,
     boxes.doctor, boxes.stop, boxes.restore,
     knowledge.lint,
 ):  # fmt: skip

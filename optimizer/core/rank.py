@@ -9,6 +9,7 @@ from typing import Any
 
 from optimizer.core import economy, picture
 from optimizer.core.closing import pooled
+from optimizer.core.dimensions import pruned
 from optimizer.core.once import once
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate
@@ -318,7 +319,18 @@ def _sampled(state: State, plan: Plan, book: Playbook, action: SpaceAction, look
     if space is None:
         return None
     names = [param.name for param in _live_params(space, action, look)]
+    gone = _pruned_dimensions(state, plan, names)
+    names = [name for name in names if name not in gone or name in action.only]
     return {"changes": None, "space": space.id, "space_params": names, "fixed": {}} if names else None
+
+
+def _pruned_dimensions(state: State, plan: Plan, names: Sequence[str]) -> dict[str, str]:
+    """Parameters that only hypotheses which the evidence excludes would change."""
+    items = scored(state, plan)
+    return pruned(
+        names, plan.playbooks, {item.id: item.probability for item in items}, {item.id: bool(item.opposing) for item in items},
+        (state.survey or {}).get("engine", ""), {space.id: [param.name for param in space.params] for space in plan.spaces},
+    )  # fmt: skip
 
 
 def _live_params(space: Space, action: SpaceAction, look: Look) -> list[Any]:

@@ -86,6 +86,8 @@ class Trial(Frozen):
     params: dict[str, Value]
     value: FiniteFloat | None  # target metric, higher is better; None when infeasible
     infeasible: bool = False
+    second: FiniteFloat | None = None  # the other objective of a trade-off, higher is better
+    violations: dict[str, FiniteFloat] = Field(default_factory=dict)  # guards: above 0 is not allowed, but it ran
     note: str = ""
 
 

@@ -1,19 +1,22 @@
 """One proposal for the next launch, as a pure function of space, history and seed: an in-memory Optuna study is rebuilt
-from the history for every ask and never told anything. The only importer of optuna. A launch that crashed counts as
-infeasible at the worst known value (told as failed, a sampler keeps proposing the crash region); duplicates are
-proposed anew, at most three times, then a seeded random point is taken."""
+from the history for every ask and never told anything. A launch that crashed counts as infeasible at the worst known
+value (told as failed, a sampler keeps proposing the crash region); one that broke a guard keeps its value and its
+violation; duplicates are proposed anew, at most three times, then a seeded random point is taken."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from optimizer.core.predicate import View
 from optimizer.model.base import Value
 from optimizer.model.canonical import derived_seed
-from optimizer.model.space import Param, Space, Trial
+from optimizer.model.space import Direction, Param, Space, Trial
+from optimizer.search.gp_proposal import gp_proposal
 from optimizer.search.grid import Point, active, bounds, choices, key, points, restricted, sample, valid
 from optimizer.search.optuna_door import STARTUP_TRIALS, load
+
+Sampler = Literal["tpe", "gp"]
 
 _ATTEMPTS = 3
 _RANDOM_ATTEMPTS = 64
@@ -37,16 +40,23 @@ def propose(
     fixed: Mapping[str, Value] | None = None,
     context: View | None = None,
     rejected: Sequence[Mapping[str, Value]] = (),
+    pending: Sequence[Mapping[str, Value]] = (),
+    sampler: Sampler = "tpe",
+    tradeoff: bool = False,
+    directions: Sequence[Direction] = (),
 ) -> dict[str, Value]:
     """The next point of ``space`` restricted to ``params`` (higher trial values are better), empty when none is left.
 
     ``try_first`` points come before any sampling, as long as they are valid and new. ``fixed`` holds settings that are
     not searched but decide which parameters exist; ``context`` the facts and effective settings for the same purpose.
-    ``rejected`` are points that were refused before a launch: they are not proposed again."""
+    ``rejected`` are points that were refused before a launch: they are not proposed again; ``pending`` are being measured
+    elsewhere. ``tradeoff`` searches the front of ``value`` against ``second`` (TPE only); ``gp`` is the Gaussian process over
+    the points of the space, which starts from what ``directions`` expect."""
     held = dict(fixed or {})
     free = tuple(param for param in params if param.name not in held)
     usable, _ = split(free, history, held, context)
-    seen = {key(restricted(trial, free)) for trial in usable} | {key(_only(point, free)) for point in rejected}
+    away = [_only(point, free) for point in pending]
+    seen = {key(restricted(trial, free)) for trial in usable} | {key(_only(point, free)) for point in (*rejected, *away)}
     for wish in try_first:
         point = _only(wish, free)
         given: Point = {name: value for name, value in point.items() if value is not None}
@@ -54,8 +64,13 @@ def propose(
             return given
     if not free or not _anything_left(free, held, context, seen):
         return {}
+    if sampler == "gp" and not tradeoff:
+        point = gp_proposal(free, usable, away, seen, derived_seed(seed, "gp"), held, context, directions)
+        if point:
+            return point
+    usable = tuple(trial for trial in usable if not tradeoff or trial.infeasible or trial.second is not None)
     for attempt in range(_ATTEMPTS + 1):
-        point = _ask(space, free, usable, derived_seed(seed, "ask", attempt), held, context)
+        point = _ask(space, free, usable, away, derived_seed(seed, "ask", attempt), held, context, tradeoff)
         if point and key(point) not in seen:
             return point
     return random_proposal(free, seed, seen=seen, fixed=held, context=context)
@@ -124,44 +139,64 @@ def _ask(
     space: Space,
     params: Sequence[Param],
     history: Sequence[Trial],
+    pending: Sequence[Point],
     seed: int,
     fixed: Mapping[str, Value],
     context: View | None,
+    tradeoff: bool,
 ) -> Point:
     optuna = load()
     sampler = optuna.samplers.TPESampler(
-        seed=seed, multivariate=True, group=True, constant_liar=False, n_startup_trials=STARTUP_TRIALS
+        seed=seed, multivariate=True, group=True, constant_liar=bool(pending), n_startup_trials=STARTUP_TRIALS
     )
-    study = optuna.create_study(sampler=sampler, direction="maximize", study_name=space.id)
-    study.add_trials(_trials(params, history, optuna))
-    trial = study.ask()
-    point: Point = {}
-    for param in params:
-        if active(param, point, fixed, context):
-            point[param.name] = _suggest(trial, param)
-    return point
-
-
-def _trials(params: Sequence[Param], history: Sequence[Trial], optuna: Any) -> list[Any]:
-    values = [trial.value for trial in history if trial.value is not None and not trial.infeasible]
-    worst = min(values, default=0.0)
+    study = optuna.create_study(sampler=sampler, directions=["maximize"] * (2 if tradeoff else 1), study_name=space.id)
+    study.add_trials(trials_of(params, history, tradeoff=tradeoff))
     by_name = {param.name: param for param in params}
+    for point in pending:
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=optuna.trial.TrialState.RUNNING,
+                params={name: internal(by_name[name], value) for name, value in point.items()},
+                distributions={name: distribution(by_name[name]) for name in point},
+            )
+        )
+    trial = study.ask()
+    found: Point = {}
+    for param in params:
+        if active(param, found, fixed, context):
+            found[param.name] = _suggest(trial, param)
+    return found
+
+
+def trials_of(params: Sequence[Param], history: Sequence[Trial], *, tradeoff: bool = False) -> list[Any]:
+    """The history as Optuna's own trials. Infeasible ones count as the worst value that was seen, with ``launch_ok`` above 0."""
+    optuna = load()
+    measured = [trial for trial in history if trial.value is not None and not trial.infeasible]
+    worst = [min((trial.value for trial in measured if trial.value is not None), default=0.0)]
+    if tradeoff:
+        worst.append(min((trial.second for trial in measured if trial.second is not None), default=0.0))
+    by_name = {param.name: param for param in params}
+    guards = sorted({name for trial in history for name in trial.violations})
     frozen = []
     for trial in history:
         point = restricted(trial, params)
+        bad = trial.infeasible or trial.value is None
+        values = worst if bad else [trial.value, *([trial.second] if tradeoff else [])]
         frozen.append(
             optuna.trial.create_trial(
                 state=optuna.trial.TrialState.COMPLETE,
-                value=worst if trial.infeasible or trial.value is None else trial.value,
-                params={name: _internal(by_name[name], value) for name, value in point.items()},
-                distributions={name: _distribution(by_name[name], optuna) for name in point},
-                constraints={"launch_ok": 1.0 if trial.infeasible else -1.0},
+                values=values,
+                params={name: internal(by_name[name], value) for name, value in point.items()},
+                distributions={name: distribution(by_name[name]) for name in point},
+                constraints={"launch_ok": 1.0 if bad else -1.0, **{name: trial.violations.get(name, 0.0) for name in guards}},
             )
         )
     return frozen
 
 
-def _distribution(param: Param, optuna: Any) -> Any:
+def distribution(param: Param) -> Any:
+    """How Optuna sees a parameter: ordered numbers as their index on the grid."""
+    optuna = load()
     options = choices(param)
     if options and param.type in ("int", "float"):
         return optuna.distributions.IntDistribution(0, len(options) - 1)  # ordered: the index on the grid
@@ -188,7 +223,8 @@ def _suggest(trial: Any, param: Param) -> Value:
     return float(trial.suggest_float(param.name, low, high, log=log))
 
 
-def _internal(param: Param, value: Value) -> Any:
+def internal(param: Param, value: Value) -> Any:
+    """A value as ``distribution`` spells it."""
     options = choices(param)
     if options and param.type in ("int", "float"):
         return options.index(value)

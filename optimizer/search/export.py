@@ -1,0 +1,85 @@
+"""A study as an Optuna study in a database, for optuna-dashboard and other tools. Writes only there; Optuna's copy is never
+read back: the journal stays the one record."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from optimizer.errors import UsageError
+from optimizer.model.base import Value
+from optimizer.model.canonical import canonical_json
+from optimizer.search.optuna_door import load
+
+
+@dataclass(frozen=True)
+class ExportedTrial:
+    """One launch. ``value`` in the metric's own unit; None with ``failed``: it crashed or gave nothing usable."""
+
+    params: Mapping[str, Value]
+    value: float | None
+    failed: str = ""
+    started: datetime | None = None
+    ended: datetime | None = None
+    notes: Mapping[str, Value] = field(default_factory=dict)
+
+
+def export(url: str, name: str, metric: str, direction: str, trials: Sequence[ExportedTrial], notes: Mapping[str, Value]) -> int:
+    """Create the Optuna study ``name`` at ``url`` (sqlite:///file.db, postgresql://…) with these trials; how many were written.
+
+    Raises UsageError when the database cannot be used or already holds a study of that name."""
+    optuna = load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            storage = optuna.storages.RDBStorage(url)
+            known = [study.study_name for study in optuna.study.get_all_study_summaries(storage)]
+        except Exception as error:
+            raise UsageError(f"Optuna cannot use {_shown(url)}: {str(error).splitlines()[0] if str(error) else type(error).__name__}.",
+                             hint="Write it as sqlite:///study.db, or install the driver of the database.") from error  # fmt: skip
+        if name in known:
+            raise UsageError(f"{_shown(url)} already holds a study {name!r}.", hint="Export into another file, or delete it there first.")
+        study = optuna.create_study(storage=storage, study_name=name, direction=direction)
+        study.set_metric_names([metric])
+        for key, value in notes.items():
+            study.set_user_attr(key, value)
+        choices = _choices(trials)
+        for trial in trials:
+            study.add_trial(_frozen(trial, choices, optuna))
+        if hasattr(storage, "remove_session"):
+            storage.remove_session()
+    return len(trials)
+
+
+def _choices(trials: Sequence[ExportedTrial]) -> dict[str, tuple[Any, ...]]:
+    """Every parameter as a choice of what was launched; lists and objects as their JSON."""
+    found: dict[str, dict[str, Any]] = {}
+    for trial in trials:
+        for name, value in trial.params.items():
+            found.setdefault(name, {})[canonical_json(value)] = _plain(value)
+    return {name: tuple(value for _, value in sorted(values.items())) for name, values in found.items()}
+
+
+def _frozen(trial: ExportedTrial, choices: Mapping[str, tuple[Any, ...]], optuna: Any) -> Any:
+    state = optuna.trial.TrialState
+    made = optuna.trial.create_trial(
+        state=state.FAIL if trial.value is None else state.COMPLETE,
+        value=trial.value,
+        params={name: _plain(value) for name, value in trial.params.items()},
+        distributions={name: optuna.distributions.CategoricalDistribution(choices[name]) for name in trial.params},
+        user_attrs={**dict(trial.notes), **({"why": trial.failed} if trial.failed else {})},
+    )
+    if trial.started is not None:
+        made.datetime_start, made.datetime_complete = trial.started, trial.ended or trial.started
+    return made
+
+
+def _plain(value: Value) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else canonical_json(value)
+
+
+def _shown(url: str) -> str:
+    """Without the password that a database URL may carry."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else url
