@@ -8,7 +8,7 @@ from typing import Literal
 
 from optimizer.core.builds import in_builds
 from optimizer.core.fits import fits
-from optimizer.core.predicate import Look, evaluate
+from optimizer.core.predicate import Look, evaluate, operands
 from optimizer.core.resolve import Unresolved, canonical_settings, param_of, resolve_value, unavailable
 from optimizer.model.base import Value
 from optimizer.model.evidence import Evidence
@@ -80,6 +80,39 @@ def screen(changes: Mapping[str, Value], ground: Ground, *, tried: Collection[st
         if blocking:
             kept = {}
     return Screened(kept, tuple(refusals), resolved_form(_point(kept, ground), ground))
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What the engine will do beside what it was asked: it rewrites settings (``sets``), or something happens without a word."""
+
+    rule: str
+    effect: Literal["overridden", "silent"]
+    sets: dict[str, Value]
+    why: str
+    source: str
+
+
+def foreseen(changes: Mapping[str, Value], ground: Ground) -> tuple[Foreseen, ...]:
+    """The engine's rules that come into play because of ``changes``: they apply to the new point, and either did not apply before or
+    speak of what is changed. In the order of the rules."""
+    after = _point(changes, ground)
+    point = canonical_settings(after, keep_none=False).values
+    now = canonical_settings(ground.settings, keep_none=False).values
+    view = Look(ground.evidence, _PointView(point, ground, frozenset(after.values)), ground.box or {})
+    view_now = Look(ground.evidence, _PointView(now, ground, frozenset(now)), ground.box or {})
+    resolved = resolved_form(after, ground).values
+    found = []
+    for effect in ("overridden", "silent"):
+        for rule in _rules(ground, effect):
+            if evaluate(rule.when, view) is not True:
+                continue
+            named = {item.name.removeprefix(_GIVEN) for item in operands(rule.when) if item.kind == "setting"}
+            if evaluate(rule.when, view_now) is True and not named & set(changes):
+                continue
+            sets = {name: resolved.get(name) for name in rule.sets}
+            found.append(Foreseen(rule.id, rule.effect, sets, rule.why, rule.source))  # type: ignore[arg-type]
+    return tuple(found)
 
 
 def point_digest(settings: Settings, ground: Ground) -> str:

@@ -41,6 +41,8 @@ def library() -> Library:
 
 @cache
 def table(version: str) -> FlagTable:
+    if version.startswith("llamacpp"):
+        return engine("llamacpp").flags((ROOT / "tests/recordings" / f"{version}-cpu/help.txt").read_text(encoding="utf-8"))
     name = "vllm" if version == "0.32.0" else "sglang"
     return engine(name).flags((recordings() / HELP[version]).read_text(encoding="utf-8"))
 

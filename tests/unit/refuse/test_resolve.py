@@ -100,7 +100,7 @@ def test_ranges() -> None:
 
 
 def test_every_parameter_exists_in_a_recorded_build() -> None:
-    tables = {"sglang": ("0.5.12", "0.5.23"), "vllm": ("0.32.0",)}
+    tables = {"sglang": ("0.5.12", "0.5.23"), "vllm": ("0.32.0",), "llamacpp": ("llamacpp-2026.10",)}
     for space in library().spaces:
         for param in space.params:
             if param.env:
