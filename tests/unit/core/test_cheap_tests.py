@@ -17,6 +17,7 @@ from optimizer.runner.recorded import RecordedExecutor, verify
 from .model_box import PLAN, ModelBox, unknown
 from .test_state_machine import EAGER, run, speed
 
+
 def suspicion(name, prior_db, changes, *, check=None, rules=(), ratio=(1.5, 4.0)):
     return Playbook(
         id=name, family="config", claim=f"{name} is the cause.", prior_db=prior_db, evidence=tuple(rules), predicts=Prediction(ratio=ratio),
@@ -67,12 +68,12 @@ def test_without_the_test_the_wrong_idea_costs_a_launch():
     plan = replace(TWO, playbooks=(WRONG.model_copy(update={"checks": ()}), RIGHT))
     box = ModelBox(EAGER, speed)
     run(box, plan=plan)
-    assert [step.settings.values for step in candidates(box)][0] == {"max_running_requests": 32}
+    assert next(step.settings.values for step in candidates(box)) == {"max_running_requests": 32}
 
 
 def test_a_supporting_answer_is_evidence_like_any_other():
     box = ModelBox(EAGER, speed, answers=answered("validity.repeat_ratio", 1.5))
-    state, log = run(box, plan=TWO)
+    _state, log = run(box, plan=TWO)
     ranked = [entry.body for entry in log.read() if entry.kind == "ranked"]
     before, after = (next(row for row in body["hypotheses"] if row["id"] == "wrong-idea") for body in ranked[:2])
     assert after["score_db"] == pytest.approx(before["score_db"] + 12)
@@ -133,7 +134,7 @@ def test_a_lost_link_during_a_test_is_reconciled_and_the_study_goes_on():
 
 def test_it_is_made_on_the_server_that_runs_and_never_stops_it():
     box = ModelBox(EAGER, speed, original=True, answers=answered("validity.repeat_ratio", 1.0))
-    state, log = run(box, plan=TWO)
+    _state, _log = run(box, plan=TWO)
     first = next(index for index, step in enumerate(box.calls) if isinstance(step, Check))
     assert box.calls[first].launch == "original"
     assert not [step for step in box.calls[:first] if step.kind in ("launch", "stop")]
@@ -145,7 +146,7 @@ def test_a_new_baseline_may_be_tested_anew():
                      rules=[rule("client.output_tps", 12, -12, value=1e9, target="second_client")], ratio=(1.4, 2.0))  # fmt: skip
     graphs = RIGHT.model_copy(update={"prior_db": 9.0})
     box = ModelBox(EAGER, lambda values: speed(values) / 4, answers=answered("client.output_tps", 1.0, target="second_client"))
-    state, log = run(box, plan=replace(TWO, playbooks=(graphs, late, WRONG)), best_effort=True)
+    _state, log = run(box, plan=replace(TWO, playbooks=(graphs, late, WRONG)), best_effort=True)
     made = made_by(box)
     assert made and all(step.launch not in ("original",) for step in made)
     promoted = next(entry.seq for entry in log.read() if entry.kind == "promoted")

@@ -62,7 +62,7 @@ def drifted(log):
 
 def test_a_baseline_that_lost_a_fifth_is_concluded_to_have_drifted():
     box = DriftingBox(EAGER, flat, noise=0.004, baselines=2, factor=0.8)
-    state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
+    _state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
     (entry,) = drifted(log)
     body = entry.body
     assert body["ratio"] == pytest.approx(0.8, rel=0.03) and body["launches_before"] == 2
@@ -76,7 +76,7 @@ def test_a_baseline_that_lost_a_fifth_is_concluded_to_have_drifted():
 
 def test_only_what_came_after_is_compared():
     box = DriftingBox(EAGER, flat, noise=0.004, baselines=2, factor=0.8)
-    state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
+    _state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
     at = drifted(log)[0].seq
     before = fold(log.read()[: at - 1])
     after = fold(log.read()[:at])
@@ -95,7 +95,7 @@ def test_only_what_came_after_is_compared():
 def test_a_drift_is_never_taken_for_a_gain():
     """The box becomes a quarter faster: the re-measured baseline gives it away, and no setting gets the credit."""
     box = DriftingBox(EAGER, flat, noise=0.004, baselines=2, factor=1.25)
-    state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
+    _state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
     assert len(drifted(log)) == 1 and drifted(log)[0].body["ratio"] == pytest.approx(1.25, rel=0.03)
     judged = [entry.body["judgement"]["ratio"] for entry in log.read() if entry.kind == EntryKind.JUDGED]
     assert judged and all(0.9 < ratio < 1.1 for ratio in judged)
@@ -163,7 +163,7 @@ def test_a_confirmation_below_what_was_found_before_the_drift_keeps_nothing():
 
 def test_measured_twice_is_measured_in_the_order_of_the_journal():
     box = DriftingBox(EAGER, flat, noise=0.004, baselines=2, factor=0.8)
-    _, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
+    _, _log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
     measured = [step for step in box.calls if isinstance(step, Measure)]
     purposes = [step.purpose for step in box.calls if isinstance(step, Launch)]
     assert purposes[:2] == ["baseline", "baseline"] and len(measured) >= 4

@@ -76,9 +76,9 @@ def test_one_that_does_not_hold_here_is_ruled_out_like_any_other():
 
 
 def test_where_this_launch_is_as_good_already_nothing_is_launched_for_it():
-    box, state, _ = study(record(after=380.0))
+    box, _state, _ = study(record(after=380.0))
     assert tried(box) == []
-    box, state, _ = study(record(), given={})  # no difference
+    box, _state, _ = study(record(), given={})  # no difference
     assert tried(box) == []
 
 
@@ -125,7 +125,7 @@ def test_the_nearest_record_is_taken():
 def test_what_does_nothing_here_is_left_out_of_it_and_said():
     dead = DeadSetting(engine="sglang", params=("num_continuous_decode_steps",), kind="no_reader", why="No reader.", source="test")
     plan = replace(SILENT, dead=(dead,))
-    box, state, log = study(
+    box, _state, log = study(
         record(settings={"num_continuous_decode_steps": 4}, chosen=("disable_cuda_graph", "num_continuous_decode_steps")), plan=plan
     )
     assert tried(box) == [{"disable_cuda_graph": None}]
