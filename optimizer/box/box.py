@@ -41,6 +41,7 @@ from optimizer.transport.base import BOOTSTRAP, Transport
 # The shim ends by itself at its deadline; only when it does not answer within this margin is the link given up.
 _MARGIN_S = 15.0
 _MIB = 1 << 20
+KEY_VARIABLE = "OPTIMIZE_API_KEY"
 
 
 def _coordinator() -> dict[str, Any]:
@@ -62,6 +63,8 @@ class Box:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.epoch = 1
+        # What the server under study asks its clients for: in memory, for requests to it, and nowhere else.
+        self.api_key: str | None = None
 
     @property
     def name(self) -> str:
@@ -144,6 +147,12 @@ class Box:
 
     async def listeners(self, port: int, launch_id: str | None = None) -> Listeners:
         return Listeners.model_validate(await self._call("listeners", 30, port=port, launch_id=launch_id))
+
+    async def learn_key(self, port: int) -> str | None:
+        """The API key of the server on ``port``, kept as ``api_key``: the user's (OPTIMIZE_API_KEY), else the server's own,
+        read on the box. None where it asks for none. Never print, log or store it."""
+        self.api_key = os.environ.get(KEY_VARIABLE) or (await self._call("server_key", 30, port=port))["key"]
+        return self.api_key
 
     async def port_free(self, port: int) -> bool:
         return not (await self.listeners(port)).listeners

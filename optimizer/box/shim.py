@@ -28,6 +28,7 @@ OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "read_file": look.read_file,
     "find_servers": look.find_servers,
     "listeners": look.port_listeners,
+    "server_key": look.server_key,
     "sample_gpu": look.sample_gpu,
     "survey": machine.survey,
     "holder": store.box_holder,

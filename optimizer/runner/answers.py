@@ -55,7 +55,7 @@ async def ask(box: Box, port: int, model: str, prompts: Sequence[str] = (), pass
     asked = tuple(prompts) or PROBES
     try:
         host, here = await box.forward(port)
-        async with Endpoint(f"http://{host}:{here}") as endpoint:
+        async with Endpoint(f"http://{host}:{here}", api_key=box.api_key) as endpoint:
             return await ask_endpoint(endpoint, model, asked, passes, deadline_s)
     except (LinkLost, BoxError):
         return []

@@ -18,13 +18,12 @@ from optimizer.bench import knee
 from optimizer.bench.calibrate import LOADGEN
 from optimizer.bench.run import build_job, longest_s, missing, progress, summarise
 from optimizer.bench.workload import salt_of
-from optimizer.box.box import Box
+from optimizer.box.box import KEY_VARIABLE, Box
 from optimizer.errors import BoxError, UsageError
 from optimizer.model.measurement import LoadPoint, ValidityCode
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
 
-KEY_VARIABLE = "OPTIMIZE_API_KEY"
 LINE_BYTES = 64 << 20  # of the longest line: the summary, with an in-flight series of an hour
 SETTLE_S = 3.0  # between two loads: a server learns that a client hung up only when it next looks
 # What keeps a measurement from being used, and yet says that the load is too high.

@@ -277,7 +277,7 @@ async def _flush_cache(bench: Bench) -> Seen:
     cold: list[float] = []
     warm: list[float] = []
     flushed = False
-    async with Endpoint(f"http://{host}:{here}") as endpoint:
+    async with Endpoint(f"http://{host}:{here}", api_key=bench.box.api_key) as endpoint:
         request = bench.adapter.flush_cache()
         if request is not None:
             flushed = (await endpoint.post_json(request.path, {}, 30)).status == 200

@@ -33,17 +33,15 @@ async def read_log_files(box: Box, paths: Iterable[str], written_by: ServerProce
 
 
 async def launch_log(box: Box, study: str, key: str) -> bytes:
-    """The whole log of one of our launches, its head cut when it is longer than the cap."""
-    chunks: list[bytes] = []
-    offset = total = 0
-    while True:
+    """The log of one of our launches: all of it, or its end when it is longer than the cap. What lies before is not sent."""
+    data, offset = await box.read_log(study, key, -LOG_BYTES)
+    chunks = [data]
+    total = len(data)
+    while data and total < 2 * LOG_BYTES:  # a server that writes faster than we read is not followed for ever
         data, offset = await box.read_log(study, key, offset)
-        if not data:
-            return b"".join(chunks)
         chunks.append(data)
         total += len(data)
-        while total > LOG_BYTES and len(chunks) > 1:
-            total -= len(chunks.pop(0))
+    return b"".join(chunks)[-LOG_BYTES:]
 
 
 async def endpoint_files(box: Box, adapter: Engine, port: int) -> dict[str, bytes]:
@@ -51,7 +49,7 @@ async def endpoint_files(box: Box, adapter: Engine, port: int) -> dict[str, byte
     serve is absent."""
     host, here = await box.forward(port)
     files: dict[str, bytes] = {}
-    async with Endpoint(f"http://{host}:{here}") as endpoint:
+    async with Endpoint(f"http://{host}:{here}", api_key=box.api_key) as endpoint:
         for path in adapter.server_info_paths:
             answer = await endpoint.get_text(path)
             if answer.ok:

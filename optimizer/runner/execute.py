@@ -45,7 +45,7 @@ from optimizer.runner.checking import Bench, check
 from optimizer.runner.collecting import launch_log
 from optimizer.runner.context import Session
 from optimizer.runner.measure import measure
-from optimizer.runner.survey import refuse_api_key, survey
+from optimizer.runner.survey import survey
 
 # A start whose log stands still for this long is a hang; weights of hundreds of GiB load in silence for minutes.
 SILENT_START_S = 900.0
@@ -225,7 +225,6 @@ class LiveExecutor:
             await self.box.cleanup(study, leave_running=step.keep is not None)
             await self.box.unlock(study)
             return Effect(Done(body={"armed": False}))
-        refuse_api_key(self.session.known.launch)
         await self.box.lock(study)
         status = await self.box.guard_status(study)
         epoch = (status.fenced_epoch or 0) + 1
@@ -322,6 +321,8 @@ class LiveExecutor:
                     return Effect(Failed(cause=cause, message=why), {"server.log": log})
                 await asyncio.sleep(pause_s)
             ready_s = round((time.monotonic() - began) * scale, 1)
+        # Health is answered to anybody; what proves who answers may ask for the key of this launch.
+        async with Endpoint(ready.base_url, api_key=await self.box.learn_key(port)) as endpoint:
             return await self._prove(step, launch, endpoint, port, ready_s)
 
     async def _prove(self, step: AwaitReady, launch: Launch, endpoint: Endpoint, port: int, ready_s: float) -> Effect:
@@ -369,6 +370,8 @@ class LiveExecutor:
 
     async def _measure(self, step: Measure) -> Effect:
         port, model, argv, env = self._served(step.launch)
+        if step.launch == ORIGINAL and self.box.api_key is None:  # a resumed process did not see its survey
+            await self.box.learn_key(port)
         return await measure(self.box, self.spec, self.session, self.adapter, step, port=port, model=model, argv=argv, env=env,
                              progress=self.progress, classify=self._exit_of)  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from optimizer import bench
 from optimizer.bench.run import build_job, longest_s, progress, summarise
 from optimizer.bench.workload import salt_of
-from optimizer.box.box import Box
+from optimizer.box.box import KEY_VARIABLE, Box
 from optimizer.core.validity import invalidities
 from optimizer.core.witness import judge as judge_witness
 from optimizer.engines.base import Engine
@@ -117,6 +118,7 @@ async def offer_load(
     workload = spec.workload.model_copy(
         update={"concurrency": level.concurrency, "warmup_min_s": level.warmup_min_s, "warmup_max_s": level.warmup_max_s}
     )
+    given = os.environ.get(KEY_VARIABLE)  # else the load generator asks the server's own process
     job = build_job(
         workload,
         concurrency=level.concurrency,
@@ -127,6 +129,8 @@ async def offer_load(
         salt=salt_of(spec.study, step.run_index, index),
         time_scale=spec.time_scale,
         metrics_path=metrics_path,
+        beside_server=True,
+        api_key_env=KEY_VARIABLE if given else None,
     )
     lines: list[bytes] = []
 
@@ -141,7 +145,7 @@ async def offer_load(
             lines.append(line)
 
     await box.run_job(LOADGEN.read_bytes(), json.dumps(job).encode() + b"\n", f"{spec.study}:{step.key}-{job_name}",
-                      longest_s(job), on_line)  # fmt: skip
+                      longest_s(job), on_line, env_changes={KEY_VARIABLE: given} if given else None)  # fmt: skip
     return summarise(lines, workload, level.concurrency), lines
 
 

@@ -66,7 +66,7 @@ class Watch:
         """Requests at the server, once a second while the window is measured."""
         with contextlib.suppress(BoxError, LinkLost):
             host, here = await self._box.forward(self._port)
-            async with Endpoint(f"http://{host}:{here}") as endpoint:
+            async with Endpoint(f"http://{host}:{here}", api_key=self._box.api_key) as endpoint:
                 while True:
                     await asyncio.sleep(EVERY_S if not self.in_window or len(self._in_flight) >= 5 else EVERY_S / 5)
                     if not self.in_window:

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from optimizer.box.box import KEY_VARIABLE
 from optimizer.endpoint.client import Endpoint
-from optimizer.endpoint.key import api_key_of
 from optimizer.errors import BoxError, UsageError
 from optimizer.model.flags import FlagTable
 from optimizer.model.study import StudySpec
 from optimizer.model.target import Target, parse_target
 from optimizer.model.workload import Workload
 from optimizer.runner import hosts
-from optimizer.runner.benching import KEY_VARIABLE, Bench, BoxSource, LocalSource, Served, loads_of
+from optimizer.runner.benching import Bench, BoxSource, LocalSource, Served, loads_of
 from optimizer.runner.survey import find_target
 from optimizer.wiring import Roots, _config_folder, _resolved_host, opened_box
 
@@ -134,7 +134,7 @@ async def opened_bench(options: BenchOptions, roots: Roots) -> AsyncIterator[tup
             raise BoxError(f"No inference server runs on {options.host}, and bench starts none.", hint="Start it, or let a study launch it: optimize run")
         identity = adapter.identity(launch.argv, FlagTable(known=False))
         where, here = await box.forward(identity.port)
-        control_key = key or api_key_of(launch.argv, original.env)
+        control_key = await box.learn_key(identity.port)
         model = options.model or await _model(f"http://{where}:{here}", options.host, wanted.workload, control_key) or identity.served_name or identity.model
         served = Served(options.host, f"http://127.0.0.1:{identity.port}", model or "", BoxSource(box, name, key), has_key=key is not None,
                         beside=True, metrics_path=adapter.quirks.metrics_path)  # fmt: skip

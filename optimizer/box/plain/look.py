@@ -389,6 +389,33 @@ def port_listeners(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+KEY_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "SGLANG_API_KEY")
+
+
+def server_key(request: dict[str, Any]) -> dict[str, Any]:
+    """The API key that the server on ``port`` asks its clients for, from the command line or environment of its process or of
+    one above it (workers overwrite their command lines). It goes back over the connection, and nowhere else."""
+    sockets = procfs.listeners(int(request["port"]))
+    owners = procfs.socket_owners({one.inode for one in sockets})
+    processes = procfs.table()
+    for pid in sorted({pid for pids in owners.values() for pid in pids}):
+        line = [pid]
+        while line[-1] in processes and processes[line[-1]].ppid > 1 and len(line) < 64:
+            line.append(processes[line[-1]].ppid)
+        for one in line:
+            words = [procfs.text(word) for word in procfs.argv(one)]
+            for at, word in enumerate(words):
+                flag, equals, value = word.partition("=")
+                if flag == "--api-key":
+                    value = value if equals else (words[at + 1] if at + 1 < len(words) else "")
+                    if value:
+                        return {"key": value}
+            for name, value_of in procfs.environ(one) or ():
+                if procfs.text(name) in KEY_VARIABLES and value_of:
+                    return {"key": procfs.text(value_of)}
+    return {"key": None}
+
+
 # --- GPUs ------------------------------------------------------------------------------------------------------------
 
 

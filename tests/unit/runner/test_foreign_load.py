@@ -52,8 +52,3 @@ def test_another_study_is_named_rather_than_its_memory():
 
 def test_no_gpu_is_no_foreign_load():
     refuse([], {"tp_size": 2}, LAUNCH)
-
-
-def test_a_server_with_an_api_key_is_refused_in_words():
-    with pytest.raises(survey.Unfit, match="--api-key"):
-        survey.refuse_api_key(LaunchSpec(argv=("python3", "-m", "sglang.launch_server", "--api-key", "x")))
