@@ -74,7 +74,8 @@ def _is(name: str, *values: object) -> _Test:
 
 # Prefixes or names, when, why. The first that applies is the reason.
 _DOES_NOT_APPLY: tuple[tuple[tuple[str, ...], _Test, str], ...] = (
-    (("gpu.", "pcie.", "topology.", "nccl.", "allreduce.", "network.", "roofline.", "host.numa_remote_share"), _no_gpu, "the engine runs on a CPU: there is no GPU to ask"),
+    (("gpu.", "pcie.", "topology.", "nccl.", "allreduce.", "network.", "roofline.", "host.numa_remote_share", "host.numa_nodes",
+      "validity.foreign_gpu_processes", "model.min_gpus"), _no_gpu, "the engine runs on a CPU: there is no GPU to ask"),
     (("graphs.", "decode.graph_", "prefill.graph_"), _no_gpu, "the engine runs on a CPU: nothing is captured there"),
     (("nccl.", "allreduce.", "topology.p2p", "topology.peer_redirect", "network."), _alone, "one rank: nothing is exchanged between GPUs"),
     (("decode.rank_imbalance_ratio", "decode.global_batch", "kernel.moe_a2a"), _alone, "one rank: there is nothing to compare"),
@@ -92,6 +93,9 @@ _DOES_NOT_APPLY: tuple[tuple[tuple[str, ...], _Test, str], ...] = (
     (("validity.version_conflict",), lambda _: True, "the files do not contradict each other"),
     (("gpu.models_differ",), lambda evidence: evidence.get("gpu.name") is not None, "the GPUs are all of one kind"),
     (("nccl.error_lines",), lambda evidence: evidence.get("startup.outcome") is not None, "the log shows no error of NCCL"),
+    (("validity.servers_in_log", "validity.failed_starts"), _is("startup.outcome", "ok"), "one server wrote the log, and its start succeeded"),
+    (("host.gc_pause_ms_max",), lambda evidence: evidence.get("startup.outcome") is not None, "the log tells of no long garbage collection"),
+    (("kv.token_readings_missing",), lambda evidence: evidence.get("decode.lines") is not None, "every line printed how full the pool was"),
     (("scheduler.policy",), lambda evidence: evidence.get("settings.resolved") is not None, "the policy is the default one"),
 )  # fmt: skip
 
@@ -112,7 +116,8 @@ def why_absent(name: str, collectors: Sequence[str], phase: str, evidence: Evide
     wanted = [file for collector in collectors for file in _FILES.get(collector, ())]
     read = [file for file in dict.fromkeys(wanted) if file in files]
     if wanted and not read:
-        return f"{' and '.join(dict.fromkeys(wanted))} {'was' if len(set(wanted)) == 1 else 'were'} not collected"
+        needed = list(dict.fromkeys(wanted))
+        return f"{needed[0]} was not collected" if len(needed) == 1 else f"none of {', '.join(needed)} was collected"
     if "steady_log" in collectors and not evidence.number("decode.lines") and not evidence.number("prefill.lines") and "server.log" in files:
         return "the log shows no step under load" + ("" if "metrics" not in collectors else ", and the metrics do not tell it")
     if read:

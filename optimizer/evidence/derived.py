@@ -56,6 +56,7 @@ _ARCH: tuple[tuple[str, str], ...] = (
     ("mi300", "gfx942"),
     ("mi250", "gfx90a"),
 )
+_KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 _SAME = {("speculative_algorithm", "NEXTN", "EAGLE")}
 _RENAMED = {
     "sglang": {"max_running_requests": "scheduler.max_running"},
@@ -94,12 +95,22 @@ _SEVERAL_HOSTS = ("nnodes", "node_rank", "data_parallel_address", "data_parallel
 
 
 def _layout(found: Found, evidence: Evidence, engine: str) -> None:
-    """vLLM prints no number of hosts: without a flag or an executor that spreads it, there is one."""
+    """What vLLM does not print because it is its default. Only where the whole command line is known."""
     asked = evidence.get("settings.asked")
-    if engine != "vllm" or evidence.get("parallel.nodes") is not None or asked is None or not isinstance(asked.value, dict):
+    if engine != "vllm" or asked is None or asked.source != "launch.json" or not isinstance(asked.value, dict):
         return
-    if asked.value.get("distributed_executor_backend") != "ray" and not any(flag in asked.value for flag in _SEVERAL_HOSTS):
+    flags = asked.value
+    if flags.get("distributed_executor_backend") != "ray" and not any(flag in flags for flag in _SEVERAL_HOSTS):
         _from(found, "parallel.nodes", 1, asked)
+    if "kv_transfer_config" not in flags:
+        _from(found, "parallel.disaggregation", "none", asked)
+        if not any("offload" in flag for flag in flags):
+            _from(found, "feature.cpu_offload", False, asked)
+    if not flags.get("enable_lora"):
+        _from(found, "feature.lora", "off", asked)
+    workers = flags.get("api_server_count", 1)
+    if isinstance(workers, int) and not isinstance(workers, bool):
+        _from(found, "host.frontend_workers", workers, asked, {"role": "api_server"})
 
 
 def _smallest(found: Found, evidence: Evidence) -> None:
@@ -177,6 +188,9 @@ def _graphs(found: Found, evidence: Evidence, engine: str) -> None:
 
 
 def _pool(found: Found, evidence: Evidence) -> None:
+    whole, width = evidence.get("model.kv_bytes_per_token"), _KV_BYTES.get(str(evidence.value("kv.dtype")))
+    if whole is not None and isinstance(whole.value, int) and width and evidence.number("parallel.tp") == 1.0:
+        _from(found, "kv.bytes_per_token", int(whole.value * width / 2), whole)
     pool, context = evidence.get("kv.pool_tokens"), evidence.number("model.max_context_tokens")
     if pool is not None and isinstance(pool.value, int | float) and context:
         _from(found, "kv.max_full_length_requests", float(pool.value) / context, pool)
