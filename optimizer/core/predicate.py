@@ -15,6 +15,7 @@ from optimizer.model.playbook import Predicate
 
 OPERANDS = ("fact", "setting", "box")
 OPERATORS = ("gt", "ge", "lt", "le", "eq", "ne", "in", "contains", "between", "present", "last_lt")
+METRIC = "metric"
 _ORDERED = ("gt", "ge", "lt", "le")
 
 
@@ -130,6 +131,9 @@ def _observed(operand: Mapping[str, Any], view: View) -> Iterator[tuple[Value, F
     if "fact" in operand:
         labels = _labels(operand)
         for fact in view.facts.all(str(operand["fact"])):
+            # A probe without a metric is about speed; what it did to another metric answers only who asks for that one.
+            if METRIC in fact.labels and METRIC not in labels:
+                continue
             if all(_same(fact.labels.get(key), wanted) for key, wanted in labels.items()):
                 yield fact.value, fact
     for source, mapping in (("setting", view.settings), ("box", view.box)):

@@ -162,7 +162,7 @@ def _reason(scored: Sequence[Scored], library: Library, look: Look) -> Reason | 
         second = scored[1] if len(scored) > 1 else None
         close = second is not None and best.score_db - second.score_db < LEAD_DB and bool(second.supporting)
         return "ambiguous" if close else "evidence_missing"
-    if not _was_observed(look.facts):
+    if not _was_observed(look.facts) or look.facts.value("scheduler.stalled") is True:
         return "evidence_missing"
     return "load_limited" if _load_is_the_limit(look.facts) else "healthy"
 
