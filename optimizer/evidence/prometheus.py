@@ -162,9 +162,13 @@ def _share(part: float | None, rest: float | None) -> float | None:
     return (part or 0.0) / total if total > 0 and (part is not None or rest is not None) else None
 
 
-def _mean_ms(now: Metrics, before: Metrics | None, name: str) -> float | None:
-    seconds, count = _difference(now, before, f"{name}_sum"), _difference(now, before, f"{name}_count")
-    return 1000.0 * seconds / count if seconds is not None and count else None
+def _mean_ms(now: Metrics, before: Metrics | None, *names: str) -> float | None:
+    """Mean of the first of these histograms that exists: engines rename them."""
+    for name in names:
+        seconds, count = _difference(now, before, f"{name}_sum"), _difference(now, before, f"{name}_count")
+        if seconds is not None and count:
+            return 1000.0 * seconds / count
+    return None
 
 
 def _whole(value: float | None) -> int | None:
@@ -274,12 +278,13 @@ def _server(found: Found, now: Metrics, before: Metrics | None, engine: str, req
         ("server.requests_total", requests),
     ):
         found.add(name, _whole(_difference(now, before, metric)), now.line(metric))
-    for name, metric in (
-        ("server.mean_ttft_ms", f"{engine}:time_to_first_token_seconds"),
-        ("server.mean_itl_ms", f"{engine}:inter_token_latency_seconds"),
-        ("server.queue_time_ms", queue),
+    for name, metrics in (
+        ("server.mean_ttft_ms", (f"{engine}:time_to_first_token_seconds",)),
+        # vLLM's name until 0.12 was the second one.
+        ("server.mean_itl_ms", (f"{engine}:inter_token_latency_seconds", f"{engine}:time_per_output_token_seconds")),
+        ("server.queue_time_ms", (queue,)),
     ):
-        found.add(name, _mean_ms(now, before, metric), now.line(f"{metric}_sum"))
+        found.add(name, _mean_ms(now, before, *metrics), now.line(*(f"{metric}_sum" for metric in metrics)))
 
 
 def _processes(found: Found, now: Metrics, name: str) -> None:

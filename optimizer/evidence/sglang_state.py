@@ -1,6 +1,7 @@
 """What is known of one SGLang log while it is read: settings, stages with their seconds, warnings and reasons. Reads no
 line itself."""
 
+import math
 from collections.abc import Callable
 
 from optimizer.evidence.found import Found
@@ -79,7 +80,9 @@ def rank_of(raw: bytes, end: int = -1) -> str:
 
 
 def number(value: bytes | None) -> float | None:
+    """A finite number as printed; None for anything else."""
     try:
-        return float(value) if value else None
+        read = float(value) if value else math.nan
     except ValueError:
         return None
+    return read if math.isfinite(read) else None

@@ -160,7 +160,7 @@ def anywhere(log: VllmState, line: Line, message: bytes) -> bool:
         log.warn("slow_tokenizer", line)
     elif b"native support for FP4" in head:
         log.warn("fp4_not_native", line)
-    elif b"Marlin" in head and (b"weight-only" in head or b"eight only" in head):
+    elif b"Marlin" in head and (b"eight-only" in head or b"eight only" in head):
         log.because("kernel.linear_backend", line, head)
         log.warn("weight_only_fallback", line)
     elif b"JIT compilation during inference" in head:

@@ -1,5 +1,6 @@
 """What is known of one vLLM log while it is read: configuration, stages, warnings and reasons. Reads no line itself."""
 
+import math
 import re
 from collections.abc import Callable
 
@@ -72,11 +73,12 @@ def seconds_of(raw: bytes) -> float | None:
 
 
 def number(value: bytes | str | None) -> float | None:
-    """A finite or not finite number as printed; None for anything else."""
+    """A finite number as printed; None for anything else."""
     try:
-        return float(value) if value else None
+        read = float(value) if value else math.nan
     except ValueError:
         return None
+    return read if math.isfinite(read) else None
 
 
 def commas(value: bytes) -> int:
