@@ -12,7 +12,7 @@ from typing import Any
 from optimizer.core import checks, closing, economy, rank
 from optimizer.core.plan import Plan
 from optimizer.core.prior import PRIOR_ART, compared
-from optimizer.core.refuse import refuse
+from optimizer.core.refuse import foreseen, refuse
 from optimizer.core.resolve import canonical_settings
 from optimizer.core.state import State
 from optimizer.errors import UsageError
@@ -123,7 +123,7 @@ def why_not(entries: Sequence[Entry], state: State, plan: Plan, question: Questi
         "kind": question.kind, "closed": state.closed is not None,
         "measured": measured, "refused": refused, "rule": _rule(state, plan, question), "evidence": evidence,
         "checks": list(_checks(entries, {book.id for book in books})),
-        "now": _now(state, question),
+        "now": _now(state, question), "foreseen": _foreseen(state, plan, question),
     }  # fmt: skip
     found["answer"] = _answer(state, question, found)
     untested = not measured and found["answer"] in ("never_tested", "ruled_out")
@@ -212,6 +212,16 @@ def _rule(state: State, plan: Plan, question: Question) -> dict[str, Any] | None
             return None
         first = found[0]
     return first.plain() if found else None
+
+
+def _foreseen(state: State, plan: Plan, question: Question) -> list[dict[str, Any]]:
+    """What the engine would make of the value, or do beside it without a word; empty where no value was asked about."""
+    if question.kind != "setting" or not question.valued or state.survey is None:
+        return []
+    return [
+        {"rule": item.rule, "effect": item.effect, "sets": item.sets, "why": item.why, "source": item.source}
+        for item in foreseen({question.name: question.value}, rank.ground(state, plan))
+    ]
 
 
 def _sample_values(state: State, plan: Plan, name: str) -> list[Value]:

@@ -44,6 +44,9 @@ def why_not_text(found: Mapping[str, Any]) -> str:
     if found["rule"] is not None and not found["refused"]:
         rule = found["rule"]
         lines.append(f"  it would not be launched ({rule['kind']}): {rule['why']}{_source(rule)}")
+    for item in found.get("foreseen", ()):
+        what = f" makes it {changes_text(item['sets'])}" if item["sets"] else ""
+        lines.append(f"  the server itself{what}: {item['why']} (rule {item['rule']}; {item['source']})")
     for item in found["checks"][-MAX_SHOWN:]:
         lines.append(f"  entry {item['entry']}: test {item['test'].replace('_', ' ')}: {item['text']}")
     for row in found["evidence"][:MAX_SHOWN]:

@@ -8,7 +8,7 @@ from optimizer.core import asking
 from optimizer.core.state import fold
 from optimizer.errors import UsageError
 from optimizer.model.flags import Flag, FlagTable
-from optimizer.model.space import DeadSetting, Param, Space
+from optimizer.model.space import Constraint, DeadSetting, Param, Space
 from optimizer.report.asking_view import why_not_text
 from optimizer.report.journal_view import why_document
 
@@ -55,6 +55,17 @@ def test_what_does_nothing_is_refused_with_its_source_though_nobody_proposed_it(
         found, said = ask(met, KNOWN, text)
         assert found["answer"] == "refused" and found["rule"]["kind"] == "dead" and found["cost"] is None, text
         assert "No code reads it." in said and "https://example.org/none" in said
+
+
+def test_what_the_server_would_make_of_a_value_is_said_before_it_is_launched(met):
+    even = Constraint(id="T1", engine="sglang", effect="overridden", when={"setting": "cuda_graph_max_bs", "eq": 16},
+                      sets={"cuda_graph_max_bs": 32}, why="It rounds up.", source="made up")  # fmt: skip
+    plan = replace(KNOWN, constraints=(even,))
+    found, said = ask(met, plan, "cuda_graph_max_bs=16")
+    assert [(item["rule"], item["sets"]) for item in found["foreseen"]] == [("T1", {"cuda_graph_max_bs": 32})]
+    assert "the server itself makes it cuda_graph_max_bs=32: It rounds up. (rule T1; made up)" in said
+    for text in ("cuda_graph_max_bs=8", "cuda_graph_max_bs"):
+        assert ask(met, plan, text)[0]["foreseen"] == []
 
 
 def test_what_was_never_tested_has_a_price_in_this_studys_own_times(met):
