@@ -24,4 +24,4 @@ _SIDE_BY_SIDE: Mapping[str, tuple[str, ...]] = {
 
 def box_commands(*, root: bool = False) -> dict[str, tuple[str, ...]]:
     """File name -> argument vector. Only root sees the bits of the PCI bridges that bend peer traffic."""
-    return {**_SIDE_BY_SIDE, **({"lspci.txt": ("lspci", "-vvv")} if root else {})}
+    return {**_SIDE_BY_SIDE, **({"lspci.txt": ("lspci", "-D", "-vvv")} if root else {})}

@@ -316,7 +316,7 @@ def _host(launch: Launch, files: Mapping[str, bytes], parts: list[Evidence], not
         part = Found("host.json")
         try:
             host = read_host(files["host.json"])
-            host_facts(part, files["host.json"], host, launch.engine, launch.env)
+            host_facts(part, files["host.json"], host, launch.engine, launch.env, files.get("lspci.txt", b""))
             parts.append(part.evidence())
         except ValueError as error:
             notes.append(Missing(name="host.cpu_count", reason=f"host.json cannot be used: {str(error)[:200]}"))

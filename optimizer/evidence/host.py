@@ -2,11 +2,12 @@
 pressure, NUMA, PCIe links, IOMMU, RDMA, environment of the ranks) and, with ``gpu_processes.csv``, who uses the GPUs. Knows
 neither logs nor drivers' tools."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from optimizer.evidence.found import Found
-from optimizer.evidence.lines import iter_lines, pieces_of, text
+from optimizer.evidence.lines import Line, iter_lines, pieces_of, text
 from optimizer.evidence.literal import strict_json
 from optimizer.evidence.positions import Positions
 from optimizer.model.base import Value
@@ -25,7 +26,7 @@ _ROLES = (
 # These loops ask for work without pause: their full core says nothing about load.
 _POLLING = {"sglang": ("scheduler",), "vllm": ()}
 _SPEED = {"2.5": 0.25, "5.0": 0.5, "8.0": 0.985, "16.0": 1.969, "32.0": 3.938, "64.0": 7.563}  # GT/s -> GB/s a lane
-NVIDIA = "0x10de"
+_PORT = re.compile(rb"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
 class PciGpu(NamedTuple):
@@ -45,9 +46,11 @@ def read_host(data: bytes) -> dict[str, Any]:
     return raw
 
 
-def host_facts(found: Found, data: bytes, host: Mapping[str, Any], engine: str, asked: Mapping[str, str]) -> None:
+def host_facts(
+    found: Found, data: bytes, host: Mapping[str, Any], engine: str, asked: Mapping[str, str], lspci: bytes = b""
+) -> None:
     """States host.*, network.*, topology.peer_redirect, settings.env_* and validity.server_count. ``asked``: the variables
-    that the launch was given."""
+    that the launch was given; ``lspci``: output of ``lspci -D -vvv`` where root asked."""
     at = Positions(data).at
     found.add("host.cpu_count", _whole(host.get("cpus")), at("cpus"))
     found.add("host.cpu_model", _text(host.get("cpu_model")), at("cpu_model"))
@@ -60,6 +63,7 @@ def host_facts(found: Found, data: bytes, host: Mapping[str, Any], engine: str, 
     _cpu(found, host, at)
     _memory(found, host, at)
     _fabric(found, host, asked, at)
+    _redirect(found, host, lspci, at)
     servers = host.get("servers")
     if isinstance(servers, list):
         found.add("validity.server_count", len(servers), at("servers"))
@@ -125,23 +129,47 @@ def _fabric(found: Found, host: Mapping[str, Any], asked: Mapping[str, str], at:
         # NCCL reads the environment first and this file for what is not set there.
         given = sorted(f"{key}={value}" for key, value in asked.items() if key.startswith("NCCL_") and not key.startswith("NCCL_DEBUG"))
         found.add("nccl.env", [*given, *sorted(f"conf:{str(item)[:200]}" for item in conf[:64])], at("nccl_conf"))
-    gpus = host.get("gpus_pci")
-    kinds = {str(one.get("iommu_type")) for one in gpus if isinstance(one, dict) and one.get("iommu_type")} if isinstance(gpus, list) else set()
-    iommu = _part(host, "iommu")
-    if any(kind.startswith("DMA") for kind in kinds):
-        found.add("topology.peer_redirect", "iommu", at("iommu_type"))
-    elif gpus and iommu.get("readable"):
-        # Without root nobody sees the ACS bits of the bridges, so "none" may not be said.
-        found.missing("topology.peer_redirect", "no IOMMU translates for the GPUs; whether ACS redirects peer traffic only root can read (lspci -vvv)")
-    else:
+
+
+def _redirect(found: Found, host: Mapping[str, Any], lspci: bytes, at: Any) -> None:
+    """topology.peer_redirect. The kernel tells whether an IOMMU translates; ACS of the ports above the GPUs only root sees."""
+    gpus = _rows(host, "gpus_pci")
+    if not gpus:
         found.missing("topology.peer_redirect", "the box shows no GPU on its PCI bus")
+        return
+    iommu = any(str(one.get("iommu_type") or "").startswith("DMA") for one in gpus)
+    ports = {str(port) for one in gpus for port in _items(one, "bridges")}
+    acs, seen, line = acs_redirects(lspci, ports)
+    if acs:
+        found.add("topology.peer_redirect", "acs_and_iommu" if iommu else "acs", line, source="lspci.txt")
+    elif iommu:
+        found.add("topology.peer_redirect", "iommu", at("iommu_type"))
+    elif seen and _part(host, "iommu").get("readable"):
+        found.add("topology.peer_redirect", "none", line, source="lspci.txt")
+    else:
+        # Without root nobody sees the ACS bits of the ports, so "none" may not be said.
+        found.missing("topology.peer_redirect", "no IOMMU translates for the GPUs; whether ACS bends peer traffic only root can read (lspci -vvv)")
+
+
+def acs_redirects(data: bytes, ports: Collection[str]) -> tuple[bool, bool, Line | None]:
+    """(whether one of ``ports`` redirects peer traffic, whether their ACS bits could be read at all, the line that says so)."""
+    current, seen, first = "", False, None
+    for line in iter_lines(pieces_of(data)):
+        match = _PORT.match(line.raw[:20])
+        if match:
+            current = match[0].decode("ascii").lower()
+        elif b"ACSCtl:" in line.raw and (not ports or current in ports):
+            seen, first = True, first or line
+            if b"ReqRedir+" in line.raw or b"CmpltRedir+" in line.raw:
+                return True, True, line
+    return False, seen, first
 
 
 def pci_gpus(host: Mapping[str, Any]) -> tuple[PciGpu, ...]:
     """The GPUs of the PCI bus, in the order of their addresses."""
     found = []
-    for one in host.get("gpus_pci") or () if isinstance(host.get("gpus_pci"), list) else ():
-        if isinstance(one, dict) and isinstance(one.get("address"), str):
+    for one in _rows(host, "gpus_pci"):
+        if isinstance(one.get("address"), str):
             numa = one.get("numa_node")
             found.append(
                 PciGpu(
@@ -160,7 +188,7 @@ def _rate(one: Mapping[str, Any], which: str) -> float | None:
 
 def _processes(found: Found, host: Mapping[str, Any], engine: str, at: Any) -> None:
     server = _part(host, "server")
-    rows = [row for row in server.get("processes") or () if isinstance(row, dict)]
+    rows = _rows(server, "processes")
     if not rows:
         for name in ("host.proc_cpu_pct", "host.cpu_sat"):
             found.missing(name, "no server process was watched")
@@ -175,10 +203,11 @@ def _processes(found: Found, host: Mapping[str, Any], engine: str, at: Any) -> N
             loads[role] = max(loads.get(role, 0.0), load)
     for role, load in sorted(loads.items()):
         found.add("host.proc_cpu_pct", load, at("cpu_pct"), labels={"process": role})
-    polling = {pid for pid, role in roles.items() if role in _POLLING.get(engine, ())}
-    samples = [sample for sample in server.get("busiest_threads") or () if isinstance(sample, dict)]
-    tops = [max((float(load) for pid, load in sample.items() if _number(load) is not None and int(pid) not in polling and pid.isdigit()), default=0.0)
-            for sample in samples]  # fmt: skip
+    polling = {str(pid) for pid, role in roles.items() if role in _POLLING.get(engine, ())}
+    tops = [
+        max((load for pid, value in sample.items() if pid not in polling and (load := _number(value)) is not None), default=0.0)
+        for sample in _rows(server, "busiest_threads")
+    ]
     if tops:
         found.add("host.cpu_sat", sum(top >= 95.0 for top in tops) / len(tops), at("busiest_threads"))
 
@@ -202,9 +231,9 @@ def _environment(found: Found, host: Mapping[str, Any], asked: Mapping[str, str]
         found.missing("settings.env_added", reason)
         return
     ranks: dict[str, set[str]] = {}
-    for row in server.get("processes") or ():
-        changes = row.get("environment_changes") if isinstance(row, dict) else None
-        for name, value in changes.items() if isinstance(changes, dict) else ():
+    for row in _rows(server, "processes"):
+        changes = row.get("environment_changes")
+        for name, value in changes.items() if isinstance(changes, Mapping) else ():
             if value is None and row.get("title"):
                 continue  # a process that renames itself overwrites the start of its environment: unseen, not unset
             ranks.setdefault(str(name), set()).add("unset" if value is None else str(value)[:200])
@@ -236,7 +265,7 @@ def gpu_process_facts(found: Found, data: bytes, host: Mapping[str, Any]) -> Non
             found.add("validity.foreign_gpu_processes", 0)
         return
     server = _part(host, "server")
-    own = {_whole(row.get("pid")) for row in server.get("processes") or () if isinstance(row, dict)}
+    own = {_whole(row.get("pid")) for row in _rows(server, "processes")}
     visible = host.get("visible_gpu_pids")
     if not own:
         found.missing("validity.foreign_gpu_processes", f"{len({pid for pid, _, _ in rows})} processes use the GPUs; nobody said which are the server's")
@@ -251,12 +280,12 @@ def gpu_process_facts(found: Found, data: bytes, host: Mapping[str, Any]) -> Non
 
 def _remote_memory(found: Found, host: Mapping[str, Any], bus_of: Mapping[int, str]) -> None:
     node_of = {one.address: one.numa for one in pci_gpus(host)}
-    if len(host.get("numa_nodes") or ()) < 2:
+    if len(_items(host, "numa_nodes")) < 2:
         found.missing("host.numa_remote_share", "the box has one NUMA node: no memory can be remote")
         return
     worst: float | None = None
-    for row in _part(host, "server").get("processes") or ():
-        spread = row.get("numa_bytes") if isinstance(row, dict) else None
+    for row in _rows(_part(host, "server"), "processes"):
+        spread = row.get("numa_bytes")
         address = bus_of.get(_whole(row.get("pid")) or -1, "").lower()
         node = node_of.get(address[4:] if address.count(":") == 2 and len(address.split(":")[0]) == 8 else address, -1)
         if not isinstance(spread, dict) or node < 0:
@@ -274,6 +303,15 @@ def _remote_memory(found: Found, host: Mapping[str, Any], bus_of: Mapping[int, s
 def _part(host: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = host.get(key)
     return value if isinstance(value, Mapping) else {}
+
+
+def _items(host: Mapping[str, Any], key: str) -> list[Any]:
+    value = host.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _rows(host: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    return [row for row in _items(host, key) if isinstance(row, Mapping)]
 
 
 def _number(value: Any) -> float | None:

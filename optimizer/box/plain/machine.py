@@ -226,6 +226,9 @@ def _pci_gpus() -> list[dict[str, Any]]:
         for name in ("current_link_speed", "max_link_speed", "current_link_width", "max_link_width", "numa_node"):
             one[name] = _word(path + "/" + name)
         group = procfs.link(path + "/iommu_group")
+        # Peer traffic of GPUs passes the ports above them.
+        above = os.path.realpath(path).split("/")[:-1]
+        one["bridges"] = [part.lower() for part in above if re.match(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$", part)]
         one["iommu_type"] = _word("/sys/kernel/iommu_groups/%s/type" % os.path.basename(procfs.text(group))) if group else None
         found.append(one)
     return found[:64]
