@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from optimizer.evidence.found import Found, quantile
 from optimizer.evidence.lines import Line, Piece, iter_lines, pieces_of
+from optimizer.evidence.series_table import counter_facts, read_table
 
 _SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]{0,200})(?:\{(.{0,4000})\})? ([^\s]{1,40})(?: -?\d{1,20})?\s*$")
 _LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]{0,100})="((?:[^"\\]|\\.){0,1000})"')
@@ -111,15 +112,26 @@ def metrics_facts(found: Found, now: Metrics, before: Metrics | None = None) -> 
 
 
 def series_facts(found: Found, data: bytes | Iterable[Piece]) -> int:
-    """States batch, queue and pool use from expositions that were taken one after another under load and concatenated.
+    """States batch, queue and pool use from expositions that were taken one after another under load and concatenated, or
+    from a table of the same.
 
     Returns the number of snapshots. Finer than vLLM's ten-second statistics lines."""
-    series = parse_metrics(data)
-    running = _rows(series, "sglang:num_running_reqs", "vllm:num_requests_running", "llamacpp:requests_processing")
-    waiting = _rows(series, "sglang:num_queue_reqs", "vllm:num_requests_waiting", "llamacpp:requests_deferred")
-    usage = _rows(
-        series, "sglang:full_token_usage", "sglang:token_usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"
-    )
+    pieces = pieces_of(data)
+    table = read_table(found, pieces)
+    if table is not None:
+        running, waiting, usage = table.running, table.waiting, table.usage
+        counter_facts(found, table)
+    else:
+        series = parse_metrics(pieces)
+        running = _rows(series, "sglang:num_running_reqs", "vllm:num_requests_running", "llamacpp:requests_processing")
+        waiting = _rows(series, "sglang:num_queue_reqs", "vllm:num_requests_waiting", "llamacpp:requests_deferred")
+        usage = _rows(
+            series,
+            "sglang:full_token_usage",
+            "sglang:token_usage",
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",
+        )
     busy = [index for index, (value, _) in enumerate(running) if value > 0]
     if not busy:
         return len(running)
@@ -138,7 +150,9 @@ def series_facts(found: Found, data: bytes | Iterable[Piece]) -> int:
         held = [(now + rest, line) for (now, line), (rest, _) in zip(running, waiting, strict=True) if now + rest > 0]
         high = quantile([number for number, _ in held], 0.9)
         if high is not None:
-            found.add("server.in_flight_p90", high, next(line for number, line in held if number == high), basis="derived")
+            found.add(
+                "server.in_flight_p90", high, next(line for number, line in held if number == high), basis="derived"
+            )
     return len(running)
 
 

@@ -1,5 +1,6 @@
 """82 real vLLM logs of GPU boxes and their metrics, where this checkout has them beside it (they are never committed)."""
 
+import json
 import tarfile
 from functools import cache
 from pathlib import Path
@@ -7,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from optimizer.core.ledger import fallbacks, flips
+from optimizer.evidence.bundle import bundle_from_files
+from optimizer.evidence.found import Found
+from optimizer.evidence.prometheus import series_facts
 from optimizer.evidence.vllm_log import VllmLog
+from optimizer.knowledge.library import Library, load_library
+from optimizer.knowledge.load import find_knowledge
 from optimizer.model.evidence import Evidence
+from optimizer.runner.diagnose import diagnose
 
 EVIDENCE = Path(__file__).parents[4] / "shared" / "data" / "evidence"
 pytestmark = pytest.mark.skipif(not EVIDENCE.is_dir(), reason="the public logs are not beside this checkout")
@@ -41,15 +48,45 @@ def read(name: str) -> tuple[VllmLog, Evidence]:
     return next(result for key, result in parsed().items() if key.endswith(name))
 
 
+# version -> logs, V0 among them, statistics lines
+TABLE = {"0.9.0.1": (40, 38, 10_373), "0.15.0": (42, 0, 5_726)}
+
+
 def test_every_statistics_line_of_every_log_is_recognised() -> None:
-    printed = sum(
-        1 for data in logs().values() for line in data.split(b"\n") if b"throughput:" in line and b"Running:" in line
-    )
-    recognised = sum(len(log.stats) for log, _ in parsed().values())
-    strange = sum(evidence.unrecognised_lines for _, evidence in parsed().values())
-    assert len(logs()) >= 80
-    assert (recognised, strange) == (printed, 0)
-    assert printed > 16_000
+    counted: dict[str, list[int]] = {}
+    for name, (log, evidence) in parsed().items():
+        data = logs()[name]
+        printed = data.count(b"Avg prompt throughput:")
+        assert (log.statistics.count, len(log.stats), evidence.value("log.unrecognised_lines")) == (printed, printed, 0), name
+        assert log.statistics.spec_count == data.count(b"SpecDecoding metrics:")
+        row = counted.setdefault(str(evidence.value("engine.version")), [0, 0, 0])
+        row[0] += 1
+        row[1] += evidence.value("engine.generation") == "V0"
+        row[2] += printed
+    assert {version: tuple(row) for version, row in counted.items()} == TABLE
+
+
+@cache
+def series() -> dict[str, bytes]:
+    found = {}
+    with tarfile.open(next(EVIDENCE.glob("inferencex*"))) as archive:
+        for member in archive:
+            if member.isfile() and member.name.endswith("metrics_server_metrics.csv"):
+                handle = archive.extractfile(member)
+                assert handle is not None
+                found[member.name] = handle.read()
+    return found
+
+
+def test_every_row_of_every_metrics_series_is_read() -> None:
+    rows = 0
+    for name, data in series().items():
+        found = Found(name)
+        count = series_facts(found, data)
+        assert (count, found.unrecognised) == (len(data.splitlines()) - 1, 0), name
+        rows += count
+        assert found.has("kv.preemptions") and (found.has("decode.batch_p90") or found.get("server.output_tokens_total") == 0), name
+    assert (len(series()), rows) == (46, 62_137)
 
 
 def test_study_7_fp8_cache_sent_vllm_to_v0_and_off_flash_attention() -> None:
@@ -72,18 +109,41 @@ def test_study_7_fp8_cache_sent_vllm_to_v0_and_off_flash_attention() -> None:
         assert found[fact].towards_fallback
 
 
-def test_study_30_baseline_is_bound_by_the_pool_and_pinned_trials_by_admission() -> None:
+@cache
+def library() -> Library:
+    return load_library(find_knowledge())
+
+
+def ranked(name: str) -> list[str]:
+    """Hypotheses about what holds requests back, best first, from this log alone."""
+    launch = json.dumps({"engine": "vllm", "argv": ["vllm", "serve", "m"]}).encode()
+    data = next(data for key, data in logs().items() if key.endswith(name))
+    diagnosis = diagnose(bundle_from_files({"launch.json": launch, "server.log": data}), library())
+    return [one.id for one in diagnosis.hypotheses if one.id in ("kv-capacity-queueing", "kv-preemption-thrash", "admission-cap-too-low")]
+
+
+def test_study_30_baseline_is_bound_by_the_pool() -> None:
     _, base = read("study_30/baseline/vllm_server.log")
-    assert (base.number("kv.usage_p95") or 0) > 0.95 and (base.number("queue.depth_p95") or 0) > 1000
-    pinned = 0
+    assert base.number("kv.usage_p95") == 0.997 and base.number("queue.depth_p95") == 12_660
+    assert base.number("decode.batch_max") == 221
+    assert ranked("study_30/baseline/vllm_server.log")[0] == "kv-capacity-queueing"
+    for trial in (1, 5, 13):  # V0 preempted there, as its running total says
+        _, evidence = read(f"study_30/trial_{trial}/vllm_server.log")
+        assert (evidence.number("kv.preemptions") or 0) > 600 and evidence.number("kv.usage_p95") == 0.999
+        assert ranked(f"study_30/trial_{trial}/vllm_server.log")[0] == "kv-preemption-thrash"
+
+
+def test_study_30_trials_pinned_at_64_are_admission_capped() -> None:
+    pinned = {}
     for name in logs():
         if "/study_30/trial_" in name:
             _, trial = read(name.partition("/")[2])
-            queue, usage = trial.number("queue.depth_p95") or 0, trial.number("kv.usage_p95") or 1
-            if trial.number("decode.batch_p90") == 64 and queue > 10_000 and usage < 0.5:
-                pinned += 1
-                assert trial.number("scheduler.max_running") in (64, None)
-    assert pinned >= 1
+            if trial.number("decode.batch_p90") == trial.number("decode.batch_max") == 64:
+                pinned[name.split("/")[-2]] = trial
+                assert trial.number("scheduler.max_running") == 64 and (trial.number("kv.usage_p95") or 1) < 0.2
+                assert ranked(name.partition("/")[2])[0] == "admission-cap-too-low"
+    assert sorted(pinned) == ["trial_11", "trial_14", "trial_17"]
+    assert pinned["trial_11"].number("queue.depth_p95") == 12_674
 
 
 def test_two_servers_in_one_log_are_seen() -> None:
