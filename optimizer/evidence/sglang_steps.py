@@ -75,9 +75,9 @@ class Steps:
         decodes = [item for item in self.decodes if item.at[1] > self._ready]
         prefills = [item for item in self.prefills if item.at[1] > self._ready]
         (early, late), (early_prefills, late_prefills) = self._counted[True], self._counted[False]
-        if self._ready < 0 or not decodes:
+        if self._ready < 0 or not (decodes or late):
             decodes, late = self.decodes, early + late
-        if self._ready < 0 or not prefills:
+        if self._ready < 0 or not (prefills or late_prefills):
             prefills, late_prefills = self.prefills, early_prefills + late_prefills
         return decodes, len(decodes) + late, prefills, len(prefills) + late_prefills
 

@@ -167,10 +167,17 @@ class Stats:
     def facts(self) -> None:
         """Acceptance over the whole log. Each line counts only the steps that drafted, so lines are weighed by what they
         drafted."""
-        if not self.spec:
-            return
         found, spec = self._found, self.spec
-        last = Line(*spec[-1].at)
+        if not self.spec_count:
+            return
+        last = Line(*spec[-1].at) if spec else None
+        if self.drafted or spec:
+            found.add("spec.drafted_tokens", self.drafted, last)
+            found.add("spec.accepted_tokens", self.accepted, last)
+        if self.drafted:
+            found.add("spec.accept_share", self.accepted / self.drafted, last, basis="derived")
+        if not spec:
+            return
         drafts = found.get("spec.draft_tokens")
         positions = [item for item in spec if item.positions]
         if not isinstance(drafts, int) and positions:
@@ -182,10 +189,6 @@ class Stats:
             else mean([item.length for item in spec])
         )
         found.add("spec.accept_len", average, last)
-        found.add("spec.drafted_tokens", self.drafted, last)
-        found.add("spec.accepted_tokens", self.accepted, last)
-        if self.drafted:
-            found.add("spec.accept_share", self.accepted / self.drafted, last, basis="derived")
         if positions:
             width = max(len(item.positions) for item in positions)
             columns = [
