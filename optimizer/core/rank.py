@@ -249,6 +249,8 @@ def choose(state: State, plan: Plan) -> tuple[str, dict[str, Any]] | None:
 def _bundled(state: State, plan: Plan, body: dict[str, Any], testable: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Causes that the evidence makes all but certain are cured in one launch: a launch is dearer than the attribution, which the
     start-up facts of each cure still show. If the bundle does not pay off as predicted, each is tested alone."""
+    if body["hypothesis"] == PRIOR_ART:
+        return _with_cures(state, plan, body)
     if state.bundle_failed or body["changes"] is None or body["probability"] < BUNDLE_PROBABILITY:
         return body
     changes, companions, ratios = dict(body["changes"]), [], [body["ratio"]]
@@ -269,6 +271,20 @@ def _bundled(state: State, plan: Plan, body: dict[str, Any], testable: Sequence[
         return body
     low, high = max(ratio[0] for ratio in ratios), math.prod(ratio[1] for ratio in ratios)
     return {**body, "changes": changes, "ratio": [low, high], "bundle": [item["hypothesis"] for item in companions], "companions": companions}
+
+
+def _with_cures(state: State, plan: Plan, body: dict[str, Any]) -> dict[str, Any]:
+    """Known-good settings name no cause. Causes that the evidence makes likely and whose whole cure is among them are cured by the
+    same launch, and named with it if it pays off; if it does not, nothing is held against them."""
+    cures = []
+    for row in state.ranked:
+        book = plan.playbook(row["id"])
+        if book is None or book.id == PRIOR_ART or not row["testable"]:
+            continue
+        kind, other = _candidate(state, plan, book, row)
+        if kind == "chosen" and other["changes"] and all(name in body["changes"] and body["changes"][name] == value for name, value in other["changes"].items()):
+            cures.append({"hypothesis": book.id, "claim": book.claim, "score_db": row["score_db"]})
+    return {**body, "cures": cures} if cures else body
 
 
 def _candidate(state: State, plan: Plan, book: Playbook, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -348,7 +364,7 @@ def tried_digests(state: State, base: Ground) -> set[str]:
     return {
         point_digest(given.merged(arm.settings.values), base)
         for arm in state.arms.values()
-        if (arm.results or arm.crashed) and arm.settings.digest != state.baseline.digest
+        if (arm.results or arm.crashed or arm.given_up) and arm.settings.digest != state.baseline.digest
     }
 
 

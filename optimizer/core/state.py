@@ -59,6 +59,7 @@ class ArmState:
     results: tuple[LaunchResult, ...] = ()
     invalid: tuple[tuple[str, str], ...] = ()  # (launch, why) of every run that was not used
     crashed: str | None = None  # cause and message of the crash that made it infeasible
+    given_up: str = ""  # why it was stopped after its start, unmeasured
     evidence: Evidence = Evidence()
     evidence_entry: int = 0
     effective: Mapping[str, Value] = field(default_factory=dict)
@@ -87,6 +88,7 @@ class Server:
     served_name: str | None
     status: str = "launched"  # launched, ready, measured, failed
     runs: int = 0
+    startup: Evidence = Evidence()  # what its log said while it started
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class Test:
     fixed: Mapping[str, Value] = field(default_factory=dict)
     score_db: Mapping[str, float] = field(default_factory=dict)  # of each hypothesis that is tested, before the test
     bundle: tuple[str, ...] = ()  # further hypotheses whose cures are launched together with this one
+    cures: tuple[str, ...] = ()  # causes that the same settings cure: named if the test pays off, untouched if it does not
     look: tuple[int, int] | None = None  # (candidate, baseline) launches of the last judged look
     judgement: Judgement | None = None
 
@@ -315,7 +318,7 @@ def _done(state: State, step: Step, outcome: Done, entry: Entry) -> State:
         case Launch():
             return state
         case AwaitReady():
-            return _with_server(state, step.launch, status="ready")
+            return _with_server(state, step.launch, status="ready", startup=Evidence.model_validate(body.get("startup", {})))
         case Measure():
             return _measured(state, step, body, entry)
         case Check():
@@ -433,10 +436,10 @@ def _counted(state: State, key: str) -> dict[str, int]:
     return {**state.failures, key: state.failures.get(key, 0) + 1}
 
 
-def _with_server(state: State, key: str, *, status: str) -> State:
+def _with_server(state: State, key: str, *, status: str, startup: Evidence | None = None) -> State:
     if state.server is None or state.server.key != key:
         return state
-    return replace(state, server=replace(state.server, status=status))
+    return replace(state, server=replace(state.server, status=status, startup=startup if startup is not None else state.server.startup))
 
 
 def _set(state: State, hypothesis: str, **changes: Any) -> dict[str, Belief]:
@@ -475,7 +478,8 @@ def _chosen(state: State, entry: Entry) -> State:
             space_params=tuple(body.get("space_params", ())),
             fixed=body.get("fixed", {}),
             bundle=tuple(body.get("bundle", ())),
-            score_db={item["hypothesis"]: float(item.get("score_db", 0.0)) for item in (body, *body.get("companions", ()))},
+            score_db={item["hypothesis"]: float(item.get("score_db", 0.0)) for item in (body, *body.get("companions", ()), *body.get("cures", ()))},
+            cures=tuple(item["hypothesis"] for item in body.get("cures", ())),
         ),
     )
 
@@ -521,6 +525,9 @@ def _borne_out(state: State, entry: Entry) -> State:
 def _settled(status: str) -> Any:
     def handler(state: State, entry: Entry) -> State:
         body = entry.body
+        if body.get("verdict") == "hopeless" and state.test is not None and state.test.settings is not None:
+            arm = replace(state.arm(state.test.settings), given_up=str(body.get("why", "")))
+            state = replace(state, arms={**state.arms, state.test.settings.digest: arm})
         if body.get("bundle"):
             # Nobody can tell which of them it was: nothing is held against any, and each is tested alone from here on.
             return replace(state, bundle_failed=True, belief_version=state.belief_version + 1, test=None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from optimizer.core import answers, closing, economy, ledger
+from optimizer.core.hopeless import hopeless
 from optimizer.core.judge import judge
 from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State, Test, log_value, metric_value
@@ -34,6 +35,8 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
     if state.failures.get(digest, 0) > closing.MAX_RETRIES and state.last_failure is not None:
         return conclude("deferred", _body(test, "invalid", f"It could not be measured: {state.last_failure.message}"), test.entry)
     if not candidate.results:
+        if why := _hopeless(state, plan, test):
+            return conclude("pruned", _body(test, "hopeless", f"Stopped before it was measured: {why}."), test.entry)
         if _pair_first(state, plan, test):
             return bring_up(state, state.baseline, "baseline")
         if closing.over_budget(state, reserve=1):
@@ -57,7 +60,7 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
             "the fresh confirmation, which decides both."
         ) + _answers_said(state, test)
         promoted: dict[str, Any] = {**_body(test, "unresolved", why), "provisional": True, "settings": test.settings.values, "before": state.baseline.values,
-                "companions": list(test.bundle), "ratio": list(test.ratio) if test.ratio else None}  # fmt: skip
+                "companions": [*test.bundle, *test.cures], "ratio": list(test.ratio) if test.ratio else None}  # fmt: skip
         promoted.pop("bundle", None)
         return conclude("promoted", promoted, test.entry)
     purpose = "candidate" if test.judgement.next_arm == "candidate" else "baseline"
@@ -69,6 +72,21 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
         given_up = {**_body(test, "unresolved", f"{said}and another launch of the {purpose} is not to be had: {why_not}"), "bayes_db": test.judgement.bayes_db}
         return conclude("deferred", given_up, test.entry)
     return bring_up(state, test.settings if purpose == "candidate" else state.baseline, purpose)
+
+
+def _hopeless(state: State, plan: Plan, test: Test) -> str:
+    """Why the candidate that has just started is not worth a measurement; empty when it is."""
+    server = state.server
+    if server is None or server.status != "ready" or server.purpose != "candidate" or server.settings != test.settings or state.spec is None:
+        return ""
+    load = state.spec.workload
+    before = Settings(values={**state.given, **state.baseline.values})
+    after = Settings(values={**state.given, **server.settings.values})
+    declared = {param.name: param.flips for space in plan.spaces for param in space.params}
+    return hopeless(
+        state.base_arm.evidence, server.startup, after.changed_from(before), declared,
+        tokens_needed=load.concurrency * float(load.prompt_tokens + load.output_tokens),
+    )  # fmt: skip
 
 
 def unmeasurable(state: State, arm: ArmState) -> str:
@@ -191,7 +209,7 @@ def _settle(state: State, test: Test, judgement: Judgement) -> tuple[str, Mappin
     if judgement.verdict in ("supported", "partial"):
         body.pop("bundle", None)
         body["why"] += _answers_said(state, test)
-        return "promoted", {**body, "companions": list(test.bundle), "settings": test.settings.values, "before": state.baseline.values}, test.entry
+        return "promoted", {**body, "companions": [*test.bundle, *test.cures], "settings": test.settings.values, "before": state.baseline.values}, test.entry
     if judgement.verdict in ("unresolved", "deferred"):
         if (short := _too_small_for_the_target(state, test, judgement)) is not None:
             return "pruned", {**body, "why": f"{said}; {short}"}, test.entry

@@ -161,6 +161,7 @@ def _chosen(body: Mapping[str, Any]) -> str:
     ratio = body.get("ratio")
     predicted = f", predicted ×{ratio[0]:.2f} to ×{ratio[1]:.2f}" if ratio else ""
     together = "".join(f" Together with {item['hypothesis']} ({item['claim']})" for item in body.get("companions", []))
+    together += "".join(f" It also cures {item['hypothesis']} ({item['claim']})" for item in body.get("cures", []))
     return f"Chosen: {body['hypothesis']} ({body.get('claim', '')}){together} Try {what}{predicted}."
 
 

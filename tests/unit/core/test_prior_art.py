@@ -68,6 +68,27 @@ def test_its_prediction_is_half_to_all_of_what_the_record_says_is_missing():
     assert "Study earlier" in chosen["claim"] and "1200" in chosen["claim"] and "disable_cuda_graph" in chosen["claim"]
 
 
+def test_a_likely_cause_that_it_cures_is_named_with_it():
+    plan = replace(PLAN, playbooks=tuple(book for book in PLAN.playbooks if book.id == "cuda-graph-disabled"))
+    box, state, log = study(record(), plan=plan)
+    assert tried(box) == [{"disable_cuda_graph": None}] and state.closed["launches"] == 2
+    assert {name for name, belief in state.beliefs.items() if belief.status == "supported"} == {prior.PRIOR_ART, "cuda-graph-disabled"}
+    chosen = next(entry.body for entry in log.read() if entry.kind == EntryKind.CHOSEN)
+    assert [item["hypothesis"] for item in chosen["cures"]] == ["cuda-graph-disabled"]
+    causes = {row["id"]: row for row in state.closed["hypotheses"]}
+    assert causes["cuda-graph-disabled"]["status"] == "supported" and causes["cuda-graph-disabled"]["probability"] > 0.9
+    assert verify(log.read(), lambda seq: plan).mismatches == ()
+
+
+def test_a_cause_is_not_blamed_when_the_whole_set_fails():
+    plan = replace(PLAN, playbooks=tuple(book for book in PLAN.playbooks if book.id == "cuda-graph-disabled"))
+    worse = record(settings={"mem_fraction_static": 0.9}, chosen=("disable_cuda_graph", "mem_fraction_static"))
+    box, state, _ = study(worse, plan=plan, rate=lambda values: 100.0 if values.get("mem_fraction_static") else speed(values))
+    assert tried(box)[0] == {"disable_cuda_graph": None, "mem_fraction_static": 0.9}
+    assert state.beliefs["cuda-graph-disabled"].status == "supported" and state.closed["ending"] == "met"
+    assert state.beliefs[prior.PRIOR_ART].status in ("pruned", "stale", "refused")
+
+
 def test_one_that_does_not_hold_here_is_ruled_out_like_any_other():
     box, state, _ = study(record(), rate=lambda values: 400.0)
     assert len(tried(box)) == 1 and state.promoted == ()
