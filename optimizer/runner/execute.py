@@ -13,13 +13,16 @@ from typing import Any
 
 from optimizer.box.box import Box
 from optimizer.box.results import GuardFired, PortTaken, ShimRefused
+from optimizer.core.ledger import STARTUP_FACTS
 from optimizer.endpoint.client import Endpoint
 from optimizer.engines.base import Command, Engine
 from optimizer.engines.registry import engine
 from optimizer.errors import BoxError, EngineError, LinkLost, NeedsOperator, OptimizerError
+from optimizer.evidence.bundle import bundle_from_files
 from optimizer.evidence.exits import exit_class
 from optimizer.knowledge.library import Library
 from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.evidence import Evidence
 from optimizer.model.outcome import Cause, Done, Failed, Outcome, Unknown
 from optimizer.model.settings import Settings
 from optimizer.model.step import (
@@ -45,7 +48,7 @@ from optimizer.runner.checking import Bench, check
 from optimizer.runner.collecting import launch_log
 from optimizer.runner.context import Session
 from optimizer.runner.measure import measure
-from optimizer.runner.survey import survey
+from optimizer.runner.survey import launch_json, survey
 
 # A start whose log stands still for this long is a hang; weights of hundreds of GiB load in silence for minutes.
 SILENT_START_S = 900.0
@@ -344,6 +347,10 @@ class LiveExecutor:
         if mismatches:
             said = "; ".join(f"{item.param} was asked to be {item.wanted!r}, the server uses {item.effective!r} ({item.where})" for item in mismatches)
             return Effect(Failed(cause="setting_not_effective", message=said, body=body), {"server.log": log})
+        if launch.purpose == "candidate":  # what it said while it started may already rule its idea out
+            document = launch_json(self.session.known, step.launch, (), {}, ready=True, start_s=ready_s)
+            found = bundle_from_files({"launch.json": document, "server.log": log}).evidence
+            body["startup"] = Evidence(facts=tuple(fact for fact in found.facts if fact.name in STARTUP_FACTS or fact.name == "startup.fallback")).plain()
         return Effect(Done(body=body))
 
     async def _effective(self, endpoint: Endpoint, log: bytes) -> Mapping[str, Any]:
