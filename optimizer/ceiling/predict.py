@@ -3,8 +3,9 @@ output tokens/s that curing one cause should give. ``COMPUTED`` maps the names t
 (``predicts.computed``) to the computation; None means that the facts allow none, and the playbook's interval stands."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from optimizer.ceiling.collectives import collectives_of_step
 from optimizer.ceiling.decode import decode_roof
@@ -103,6 +104,72 @@ def speculation_of(inputs: Inputs, rounds_ms: Mapping[float, float] | None = Non
     return Speculation(acceptance, fitted_cost(situation.draft_tokens, ratios, prior))
 
 
+def rounds_of(levels: Iterable[Inputs]) -> dict[float, float]:
+    """Running batch -> time of a speculative round (ms), over all load levels of one launch: what ``speculation_of`` fits
+    the cost of a round to. Levels that run partly outside graphs show that and not the cost of drafts, so they are out."""
+    return {
+        item.situation.running: item.per_token_ms * item.situation.accept_len
+        for item in levels
+        if item.per_token_ms is not None and not (item.situation.graph_off_share or 0.0) > 0.1
+    }
+
+
+def draft_rates(levels: Sequence[Inputs], wanted: Iterable[int] = ()) -> dict[int, tuple[float, ...]]:
+    """Concurrency -> tokens/s at draft depth 0, 1, ... ``MAX_DEPTH``, from the acceptance and the rounds of one launch.
+
+    A round is its decode steps, which depend on the depth, and the rest of it (prompts, first tokens), which was measured
+    with drafts and is what a plain launch is expected to need without them. Between levels the rest is interpolated.
+    Empty where the launch does not draft or its plain step cannot be expected."""
+    rounds, rest, expected = rounds_of(levels), dict[int, float](), dict[int, float]()
+    for item in levels:
+        if isinstance(item.waterfall, Waterfall) and item.per_token_ms is not None and math.isfinite(item.round_ms):
+            decode = item.per_token_ms * item.situation.intended / max(item.situation.running, 1.0)
+            rest[item.situation.intended] = max(item.round_ms - decode, 0.0)
+            ceiling = item.waterfall.ceiling
+            expected[item.situation.intended] = 1e3 * ceiling.concurrency / ceiling.expected_tokens_per_s
+    found: dict[int, tuple[float, ...]] = {}
+    for level in sorted({*wanted, *rest}) if rest else ():
+        item = min(levels, key=lambda one: abs(math.log(one.situation.intended / level)))
+        worth = speculation_of(item, rounds)
+        if worth is None or isinstance(item.shape, NoCeiling) or isinstance(item.hardware, NoCeiling):
+            continue
+        depth, limit = item.situation.draft_tokens, item.situation.running / item.situation.intended
+        running = item.situation.running if level in rest else max(level * limit, 1.0)
+        plain = _plain_step(item, item.shape, item.hardware, running) * level / running
+        if level in rest:
+            plain = (item.round_ms - rest[level]) * worth.speedup(depth, running)
+        without = expected[level] if level in rest else plain + _between(level, expected) - _between(level, {
+            one.situation.intended: _plain_step(one, one.shape, one.hardware, one.situation.running)
+            for one in levels if not isinstance(one.shape, NoCeiling) and not isinstance(one.hardware, NoCeiling)
+        })  # fmt: skip
+        drafted = [plain / worth.speedup(each, running) + _between(level, rest) for each in range(1, MAX_DEPTH + 1)]
+        found[level] = tuple(1e3 * level / max(time, 1e-6) for time in (without, *drafted))
+    return found
+
+
+def break_even(rates: Mapping[int, Sequence[float]], draft_tokens: int) -> float | None:
+    """Concurrency at which drafts of this depth stop paying, read between the levels; 0 where they never pay, None where
+    they pay at all of them."""
+    gains = [(level, math.log(rate[draft_tokens] / rate[0])) for level, rate in sorted(rates.items())]
+    if not gains or gains[0][1] <= 0:
+        return 0.0 if gains else None
+    for (low, before), (high, after) in pairwise(gains):
+        if after <= 0:
+            return float(low * (high / low) ** (before / (before - after)))
+    return None
+
+
+def _between(level: int, values: Mapping[int, float]) -> float:
+    """Linear between the levels that were measured, level beyond them."""
+    points = sorted(values.items())
+    if level <= points[0][0]:
+        return points[0][1]
+    for (low, first), (high, second) in pairwise(points):
+        if level <= high:
+            return first + (level - low) / (high - low) * (second - first)
+    return points[-1][1]
+
+
 def graphs_on(inputs: Inputs) -> Interval | None:
     """Capturing the running batch: the eager step becomes t_roof / η, prefill and ramp stay as they are."""
     if isinstance(inputs.shape, NoCeiling) or isinstance(inputs.hardware, NoCeiling) or inputs.per_token_ms is None:
@@ -198,6 +265,9 @@ def drafts_off(inputs: Inputs) -> Interval | None:
     if found is None:
         return None
     gain = 1 / found.speedup(inputs.situation.draft_tokens, inputs.situation.running)
+    rates = draft_rates([inputs]).get(inputs.situation.intended)
+    if rates is not None:  # with what drafts cost beside the decode steps
+        gain = max(gain, rates[0] / rates[inputs.situation.draft_tokens])
     return (gain**0.5, gain**1.5) if gain > 1.01 else None
 
 

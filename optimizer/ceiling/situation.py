@@ -99,7 +99,9 @@ def _allreduce_path(evidence: Evidence, graph_off: float | None) -> AllreducePat
         return None
     transport = evidence.value("nccl.transport")
     environment = evidence.value("nccl.env")
-    disabled = isinstance(environment, dict) and str(environment.get("NCCL_P2P_DISABLE", "0")) not in ("0", "")
+    disabled = "NCCL_P2P_DISABLE=1" in environment if isinstance(environment, list) else False
+    if isinstance(environment, dict):
+        disabled = str(environment.get("NCCL_P2P_DISABLE", "0")) not in ("0", "")
     if transport == "shm" or (transport is None and disabled) or custom == "off_no_p2p":
         return "nccl_shm"
     return "nccl_p2p"

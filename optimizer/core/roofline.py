@@ -5,12 +5,14 @@ guessed bound would look like an observation."""
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from optimizer.ceiling.predict import Inputs, inputs_of, speculation_of
+from optimizer.ceiling.predict import Inputs, break_even, draft_rates, inputs_of, rounds_of, speculation_of
 from optimizer.model.base import Scalar, Value
 from optimizer.model.ceiling import Ceiling, HardwareSpec, ModelShape, NoCeiling, Waterfall
+from optimizer.model.diagnosis import DraftLevel, Drafts, LevelCeiling, Loss
 from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.measurement import LoadPoint
 
+USUAL_LEVELS = (1, 4, 16, 32, 64)
 # A bench row without counts still has its rate.
 _METRICS = {"ttft_p50_ms": "ttft_p50_ms", "ttft_p99_ms": "ttft_p99_ms", "tpot_p50_ms": "tpot_p50_ms"}
 
@@ -39,8 +41,9 @@ def load_points(rows: Iterable[Mapping[str, Value]]) -> tuple[LoadPoint, ...]:
                 concurrency=int(level),
                 requests_ok=max(requests - failed, 0),
                 requests_failed=failed,
-                prompt_tokens=int(_number(row, "prompt_tokens") or 0),
-                output_tokens=int(_number(row, "out_tokens") or 0),
+                # A bundle's row has tokens of one request, a load point those of all.
+                prompt_tokens=int(_number(row, "prompt_tokens") or 0) * max(requests - failed, 1),
+                output_tokens=int(_number(row, "out_tokens") or 0) * max(requests - failed, 1),
                 window_s=duration,
                 metrics=metrics,
             )
@@ -72,10 +75,57 @@ def ceiling_inputs(
 
 def ceiling_facts(inputs: Iterable[Inputs]) -> Evidence:
     """roofline.* , waterfall.share and the computed worth of drafts, per concurrency, marked as derived."""
-    return Evidence(facts=tuple(fact for item in inputs for fact in _facts(item)))
+    levels = tuple(inputs)
+    rounds = rounds_of(levels)
+    return Evidence(facts=tuple(fact for item in levels for fact in _facts(item, rounds)))
 
 
-def _facts(item: Inputs) -> Iterator[Fact]:
+def level_ceilings(inputs: Iterable[Inputs]) -> tuple[LevelCeiling, ...]:
+    """Ceiling, measurement and losses of every load level, in their order."""
+    return tuple(_level(item) for item in inputs)
+
+
+def _level(item: Inputs) -> LevelCeiling:
+    found, measured = item.waterfall, item.point.metrics.get("output_tokens_per_s")
+    if not isinstance(found, Waterfall):
+        return LevelCeiling(concurrency=item.point.concurrency, measured_tokens_per_s=measured, unknown=found.reason)
+    return LevelCeiling(
+        concurrency=found.concurrency,
+        measured_tokens_per_s=found.measured_tokens_per_s,
+        ceiling_tokens_per_s=found.ceiling.tokens_per_s,
+        expected_tokens_per_s=found.ceiling.expected_tokens_per_s,
+        reachable_tokens_per_s=found.reachable_tokens_per_s,
+        efficiency=found.efficiency,
+        bound=found.ceiling.bound,
+        lost=tuple(
+            Loss(bucket=part.bucket, ms=part.ms, share=found.share(part.bucket), basis=part.basis, why=part.why)
+            for part in found.slices
+            if part.bucket != "ceiling"
+        ),
+        notes=(*found.notes, *found.ceiling.assumptions),
+    )
+
+
+def drafts(inputs: Iterable[Inputs]) -> Drafts | None:
+    """Predicted speed at every depth, at the measured levels and at the usual ones; None where nothing is drafted."""
+    levels = tuple(inputs)
+    first = max(levels, key=lambda item: item.point.concurrency, default=None)
+    rates = draft_rates(levels, USUAL_LEVELS)
+    if first is None or not rates:
+        return None
+    return Drafts(
+        draft_tokens=first.situation.draft_tokens,
+        accept_len=_round(first.situation.accept_len),
+        break_even=break_even(rates, first.situation.draft_tokens),
+        levels=tuple(
+            DraftLevel(concurrency=level, best=max(range(len(rate)), key=lambda depth: (rate[depth], -depth)),
+                       tokens_per_s=tuple(_round(value) for value in rate))
+            for level, rate in rates.items()
+        ),
+    )  # fmt: skip
+
+
+def _facts(item: Inputs, rounds: Mapping[float, float]) -> Iterator[Fact]:
     found, level = item.waterfall, item.situation.intended
     if not isinstance(found, Waterfall):
         return
@@ -84,9 +134,11 @@ def _facts(item: Inputs) -> Iterator[Fact]:
     yield _fact("roofline.decode_ratio", _round(found.efficiency), {"concurrency": level}, "ratio")
     for bucket in dict.fromkeys(part.bucket for part in found.slices if part.bucket != "ceiling"):
         yield _fact("waterfall.share", _round(found.share(bucket)), {"bucket": bucket, "concurrency": level}, "ratio")
-    if (worth := speculation_of(item)) is not None:
+    if (worth := speculation_of(item, rounds)) is not None:
         depth, running = item.situation.draft_tokens, max(item.situation.running, 1.0)
-        yield _fact("spec.speed_ratio", _round(worth.speedup(depth, running)), {"concurrency": level}, "ratio")
+        rates = draft_rates([item]).get(level)
+        speed = rates[depth] / rates[0] if rates else worth.speedup(depth, running)
+        yield _fact("spec.speed_ratio", _round(speed), {"concurrency": level}, "ratio")
         yield _fact("spec.step_ratio", _round(worth.cost.ratio(depth, running)), {"concurrency": level}, "ratio")
 
 

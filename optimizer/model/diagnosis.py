@@ -80,6 +80,48 @@ class DeadInUse(Frozen):
     why: str
 
 
+class Loss(Frozen):
+    """One bucket of the time of a round: milliseconds, and their share of the whole round."""
+
+    bucket: str
+    ms: FiniteFloat
+    share: FiniteFloat
+    basis: str = ""
+    why: str = ""
+
+
+class LevelCeiling(Frozen):
+    """What a level could reach, what it did, and where the time between goes. ``unknown``: why there is no ceiling."""
+
+    concurrency: int
+    measured_tokens_per_s: FiniteFloat | None = None
+    ceiling_tokens_per_s: FiniteFloat | None = None
+    expected_tokens_per_s: FiniteFloat | None = None
+    reachable_tokens_per_s: FiniteFloat | None = None
+    efficiency: FiniteFloat | None = None
+    bound: str = ""
+    lost: tuple[Loss, ...] = ()
+    notes: tuple[str, ...] = ()
+    unknown: str = ""
+
+
+class DraftLevel(Frozen):
+    """Predicted tokens/s at one concurrency for draft depth 0, 1, 2, ...; ``best`` is the fastest depth (0: none)."""
+
+    concurrency: int
+    best: int
+    tokens_per_s: tuple[FiniteFloat, ...]
+
+
+class Drafts(Frozen):
+    """What drafts are worth, from one launch. ``break_even`` is the concurrency from which they lose; None: they never do."""
+
+    draft_tokens: int
+    accept_len: FiniteFloat
+    break_even: FiniteFloat | None = None
+    levels: tuple[DraftLevel, ...] = ()
+
+
 class Diagnosis(Frozen):
     """``verdict`` is ``diagnosed`` or ``cannot-tell``; hypotheses are sorted, best first."""
 
@@ -92,6 +134,8 @@ class Diagnosis(Frozen):
     hypotheses: tuple[Candidate, ...] = ()
     dead_settings: tuple[DeadInUse, ...] = ()
     notes: tuple[str, ...] = ()
+    ceilings: tuple[LevelCeiling, ...] = ()  # one per measured level, empty without a benchmark
+    drafts: Drafts | None = None  # only where the launch drafts
     contaminated: tuple[Invalidity, ...] = ()  # why the numbers of this evidence must not be believed
 
     def to_json(self) -> dict[str, Any]:

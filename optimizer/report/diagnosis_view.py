@@ -34,6 +34,8 @@ def diagnosis_text(found: Any) -> str:
         if item.predicts is not None:
             low, high = item.predicts.ratio
             lines.append(f"  predicts {item.predicts.metric} ×{low:.2f} to ×{high:.2f} (no measurement behind it yet)")
+    lines += _waterfall(found.ceilings)
+    lines += _drafts(found.drafts)
     for dead in found.dead_settings:
         lines.append(f"\nDoes nothing here: {dead.setting}: {dead.why}")
     if found.next_step:
@@ -41,6 +43,34 @@ def diagnosis_text(found: Any) -> str:
     lines += [f"Note: {note}" for note in found.notes]
     lines.append(f"\n{len(found.facts)} facts were read, {len(found.missing)} are missing (--all lists them with their places and reasons).")
     return "\n".join(lines)
+
+
+def _waterfall(levels: Any) -> list[str]:
+    """The highest level in full: what it could reach, what it did, and where the time between goes."""
+    known = [level for level in levels if not level.unknown]
+    if not known:
+        reason = next((level.unknown for level in levels), "")
+        return [f"\nNo ceiling: {reason}"] if reason else []
+    level = max(known, key=lambda item: item.concurrency)
+    lines = [
+        f"\nWhere the time goes at concurrency {level.concurrency}: roofline {level.ceiling_tokens_per_s:.0f} tok/s ({level.bound}), "
+        f"expected of a healthy launch {level.expected_tokens_per_s:.0f}, measured {level.measured_tokens_per_s:.0f}"
+    ]
+    lines += [f"  {part.bucket:<12}{100 * part.share:5.1f} %  {part.ms:8.2f} ms  {part.why}" for part in level.lost if part.share >= 0.005]
+    others = ", ".join(f"{item.measured_tokens_per_s:.0f} of {item.ceiling_tokens_per_s:.0f} at {item.concurrency}" for item in known if item is not level)
+    return [*lines, f"  other levels: {others} tok/s"] if others else lines
+
+
+def _drafts(found: Any) -> list[str]:
+    """Depth and break-even, as predicted from this launch alone."""
+    if found is None:
+        return []
+    pays = "pay at every load" if found.break_even is None else "never pay" if found.break_even < 1 else f"break even at about {found.break_even:.0f} concurrent requests"
+    lines = [f"\nDrafts: {found.draft_tokens} deep, {found.accept_len:.2f} tokens a round; they {pays} (predicted from this launch; one more confirms it)"]
+    for level in found.levels:
+        now, best, none = level.tokens_per_s[found.draft_tokens], level.tokens_per_s[level.best], level.tokens_per_s[0]
+        lines.append(f"  at {level.concurrency:>3}: {now:.0f} tok/s now, {none:.0f} without drafts, best {best:.0f} with {level.best}")
+    return lines
 
 
 def _line(evidence: Any) -> str:

@@ -12,7 +12,7 @@ from optimizer.ceiling.predict import Inputs, computed_ratio
 from optimizer.ceiling.shape import shape_from_config, shape_from_facts
 from optimizer.core.builds import in_builds
 from optimizer.core.predicate import Look, evaluate
-from optimizer.core.roofline import ceiling_facts, ceiling_inputs, load_points
+from optimizer.core.roofline import ceiling_facts, ceiling_inputs, drafts, level_ceilings, load_points
 from optimizer.core.score import Hit, Scored, score
 from optimizer.core.validity import invalidities
 from optimizer.engines.registry import engines
@@ -69,6 +69,8 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
         hypotheses=candidates,
         dead_settings=_dead_in_use(bundle, library, look),
         notes=_notes(evidence),
+        ceilings=level_ceilings(inputs),
+        drafts=drafts(inputs),
         contaminated=contamination(bundle, library),
     )
 
