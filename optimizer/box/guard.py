@@ -65,7 +65,7 @@ class Guard:
     def watch(self):
         """Until told otherwise. Silence is counted on the monotonic clock, which stands still while the box sleeps."""
         public = (
-            {name: self.config["original"][name] for name in ("pid", "start_time", "ports")}
+            {name: self.config["original"].get(name) for name in ("pid", "start_time", "ports", "control")}
             if (self.config["original"])
             else None
         )

@@ -5,7 +5,7 @@ from importlib import resources
 
 from optimizer.transport.base import BOOTSTRAP as BOOTSTRAP
 
-_MODULES = ("procfs", "redact", "look", "machine", "store", "spawn", "launch", "sweep", "original", "job")
+_MODULES = ("procfs", "redact", "supervised", "look", "machine", "store", "spawn", "launch", "sweep", "original", "job")
 _PROLOGUE = """\
 import sys, types
 for _name in ("optimizer", "optimizer.box", "optimizer.box.plain"):

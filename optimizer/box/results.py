@@ -1,7 +1,7 @@
 """What the box answers, as frozen records, and the errors that its refusals become. No behaviour beyond small questions
 about the record itself."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from optimizer.errors import BoxBusy, BoxError
 from optimizer.model.base import FiniteFloat, Frozen
@@ -100,6 +100,7 @@ class ServerProcess(Frozen):
     env_readable: bool
     logs: tuple[str, ...]
     supervisor: str | None
+    control: str | None = None  # the command that stops it through its supervisor, where one is known
     launch_id: str | None
 
 
@@ -187,6 +188,7 @@ class GuardOriginal(Frozen):
     pid: int
     start_time: int
     ports: tuple[int, ...]
+    control: dict[str, Any] | None = None
 
 
 class GuardInfo(Frozen):

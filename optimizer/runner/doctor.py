@@ -157,7 +157,9 @@ def _described(argv: Sequence[str]) -> Finding:
 def _server(original: ServerProcess) -> list[Finding]:
     ports = ", ".join(map(str, original.ports)) or "none yet"
     rows = [Finding(check="server", level="ok", said=f"{original.engine or 'A server'} runs as process {original.pid}, port {ports}; it would be stopped and brought back.")]
-    if original.supervisor is not None:
+    if original.control is not None:
+        rows.append(Finding(check="supervisor", level="ok", said=f"It is run by {original.supervisor}: it would be stopped by `{original.control}` and started again the same way."))
+    elif original.supervisor is not None:
         rows.append(Finding(check="supervisor", level="problem", said=f"It is run by {original.supervisor}.",
                             why="What is stopped by hand is started again by its supervisor, and two servers share the port.",
                             do="Stop it there (systemctl stop, docker stop) for the time of the study and describe it with --launch."))  # fmt: skip

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.box.box import Box
+from optimizer.box.plain.machine import part_of
 from optimizer.box.results import Hello, ServerProcess
 from optimizer.engines.base import Engine
 from optimizer.engines.environment import surroundings
@@ -20,6 +21,7 @@ from optimizer.engines.registry import engine, engine_of, engines
 from optimizer.errors import BoxError, EngineError
 from optimizer.evidence.bundle import bundle_from_files
 from optimizer.evidence.collect import COMMAND_BYTES, COMMAND_TIMEOUT_S, GLANCE_S, WATCH_S, box_commands
+from optimizer.evidence.deployment import described, groups
 from optimizer.evidence.nvidia_smi import without_identity
 from optimizer.model.canonical import sha256_hex
 from optimizer.model.flags import FlagTable
@@ -57,7 +59,7 @@ async def _survey(box: Box, spec: StudySpec, helps: Path | None) -> Effect:
     async with _together() as group:
         asked = group.create_task(_flags(box, adapter, launch) if helps is None else _kept_flags(box, adapter, launch, helps))
         told = group.create_task(_version(box, adapter, launch))
-        looked = group.create_task(_look(box, hello, original))
+        looked = group.create_task(_look(box, hello, original, simulated=spec.host.kind == "sim"))
         logs = group.create_task(read_log_files(box, original.logs, original) if original is not None else _nothing())
     flags, help_text = asked.result()
     version = told.result()
@@ -141,7 +143,7 @@ async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, Se
                 hint=f"Engines: {', '.join(engines())}. Name one with --engine if it starts through a wrapper.",
             )
         same = [server for server in running if _port_of(adapter, spec.launch) in server.ports]
-        if same and not _same_command(same[0], spec.launch):
+        if same and not _same_command(same[0], spec.launch) and same[0].control is None:
             left = f", left running by study {_study_of(same[0])}" if _study_of(same[0]) else ""
             raise Unfit(
                 f"Port {_port_of(adapter, spec.launch)} on {box.name}, which the launch command names, is held by another server "
@@ -154,16 +156,29 @@ async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, Se
         raise Unfit(f"No inference server runs on {box.name} and none is described.{hidden}", hint=EXAMPLE.format(host=box.name))
     if len(running) > 1:
         listed = "\n".join(f"  port {', '.join(map(str, server.ports))}: {' '.join(server.argv)[:160]}" for server in running)
-        raise Unfit(f"Several servers run on {box.name}:\n{listed}", hint="Say which one with --port.")
+        raise Unfit(f"Several servers run on {box.name}:\n{listed}", hint=f"{_together_said(found.servers)}Say which one with --port.")
     server = running[0]
     if not server.env_readable:
         raise Unfit(f"The server on {box.name} (process {server.pid}) belongs to another user, so it cannot be relaunched as it was.",
                     hint="Run the tool as the user that runs the server, or describe the launch with --launch.")  # fmt: skip
+    if server.supervisor is not None and server.supervisor.startswith("container") and not spec.host.prefix:
+        raise Unfit(
+            f"The server on {box.name} (process {server.pid}) runs in {server.supervisor}; its command means nothing outside.",
+            hint="Enter the container (--inside 'docker exec -i NAME', where the server is not its main process), or describe with --launch how the "
+            "same engine starts on the host; the container is then stopped and started again through its own tool.",
+        )
     adapter = _adapter_of(server, spec)
     assert adapter is not None
     # --help of the same build, and launch.sh, must find what the server finds.
     env = {**surroundings(server.env), **adapter.environment_of_interest(server.env)}
     return adapter, LaunchSpec(argv=server.argv, env=env, cwd=server.cwd), server
+
+
+def _together_said(servers: Sequence[ServerProcess]) -> str:
+    """That some of them are one deployment: tuning one leaves the others as they are."""
+    rows = [{"pid": server.pid, "engine": server.engine, **part_of(list(server.argv), server.engine or "")} for server in servers]
+    parts = [", ".join(described(group)) for group in groups(rows) if len(group) > 1]
+    return f"{'; '.join(parts)} serve one address together: the study tunes one of them and leaves the others as they are. " if parts else ""
 
 
 async def _studies_at_work(box: Box, spec: StudySpec, servers: Iterable[ServerProcess]) -> set[str]:
@@ -254,13 +269,13 @@ async def _nothing() -> dict[str, bytes]:
     return {}
 
 
-async def _look(box: Box, hello: Hello, original: ServerProcess | None) -> dict[str, bytes]:
+async def _look(box: Box, hello: Hello, original: ServerProcess | None, *, simulated: bool) -> dict[str, bytes]:
     """The kernel's account of the box (``host.json``) and what the GPUs' own tools say; nothing where there is none."""
     commands: dict[str, Sequence[str]] = dict(box_commands(root=hello.uid == 0))
     commands["gpus.txt"] = ("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader")
     host, answers = await box.survey(
         original.pid if original is not None else None, commands, interval_s=WATCH_S if original is not None else GLANCE_S,
-        timeout_s=COMMAND_TIMEOUT_S, max_bytes=COMMAND_BYTES,
+        timeout_s=COMMAND_TIMEOUT_S, max_bytes=COMMAND_BYTES, same_home=simulated,
     )  # fmt: skip
     files = {"host.json": json.dumps(host, indent=1).encode()}
     for name, done in answers.items():

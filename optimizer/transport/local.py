@@ -28,8 +28,7 @@ class LocalTransport:
     ) -> None:
         self.name = name
         self.prefix = tuple(prefix)
-        # The interpreter that runs us is the one Python that this machine certainly has.
-        self._python: str | None = None if prefix else sys.executable
+        self._python: str | None = None
         self._relays: dict[int, tuple[Relay, int]] = {}
         self.home = home
         # The launch id of another study must not be inherited: a coordinator may itself run under one.
@@ -51,7 +50,10 @@ class LocalTransport:
         )  # fmt: skip
 
     async def _inner_python(self) -> str:
-        """The first name in ``PYTHONS`` that is a usable Python inside the container. Raises PythonMissing."""
+        """The interpreter that runs us, the one Python that this machine certainly has; in a container the first name in
+        ``PYTHONS`` that is a usable one there. Raises PythonMissing."""
+        if not self.prefix:
+            return sys.executable
         if self._python is not None:
             return self._python
         said = ""

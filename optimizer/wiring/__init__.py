@@ -9,9 +9,10 @@ import os
 import platform
 import re
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -347,7 +348,7 @@ async def _with_consent(box: Box, spec: StudySpec, ask: Callable[[str], bool] | 
     port = adapter.identity(launch.argv, FlagTable(known=False)).port
     question = (
         f"A server runs on {spec.host.name} (process {original.pid}, port {port}). "
-        "It will be stopped for the time of the study and brought back at the end. Go on?"
+        f"It will be stopped for the time of the study{f' by `{original.control}`' if original.control else ''} and brought back at the end. Go on?"
     )
     if ask is None or not ask(question):
         raise UsageError(f"The server on {spec.host.name} was left alone.", hint="Give --yes to let it be stopped and restored.")
@@ -436,23 +437,29 @@ def diagnose_bundle(paths: Sequence[Path], roots: Roots) -> Any:
 
 async def diagnose_host(name: str, roots: Roots, *, port: int | None, engine: str | None, inside: str | None = None) -> Any:
     """The same from a live box; reads only."""
+    host = hosts.parse_host(name)
+    if host.kind == "sim":  # no server runs there before a study launches one: the box and the described launch are read
+        with tempfile.TemporaryDirectory(prefix="optimize-diagnose-") as scratch:
+            prepared = prepare(Options(host=name, engine=engine), replace(roots, runs=Path(scratch)), need_target=False)
+            return await _diagnose_live(prepared.spec, prepared.folder, library(roots), None)
+    description = hosts.describe(host, (Path("hosts"), _config_folder() / "hosts"))
+    spec = StudySpec(study="diagnose", host=hosts.resolved_host(host, description, inside), target=Target(), workload=Workload(),
+                     engine=engine or description.engine, port=port or description.port)  # fmt: skip
+    return await _diagnose_live(spec, roots.runs / "diagnose", library(roots), roots.runs / "diagnose")
+
+
+async def _diagnose_live(spec: StudySpec, folder: Path, known: Library, helps: Path | None) -> Any:
     from optimizer.errors import BoxError
     from optimizer.evidence.bundle import bundle_from_files
     from optimizer.model.outcome import Failed
     from optimizer.runner.diagnose import diagnose
     from optimizer.runner.survey import survey
 
-    host = hosts.parse_host(name)
-    description = hosts.describe(host, (Path("hosts"), _config_folder() / "hosts"))
-    if host.kind == "sim":
-        raise UsageError("A simulated box has no server until a study launches one.", hint=f"optimize run --host {name}")
-    spec = StudySpec(study="diagnose", host=hosts.resolved_host(host, description, inside), target=Target(), workload=Workload(),
-                     engine=engine or description.engine, port=port or description.port)  # fmt: skip
-    async with opened_box(spec, roots.runs / "diagnose") as box:
-        effect = await survey(box, spec, helps=roots.runs / "diagnose")
+    async with opened_box(spec, folder) as box:
+        effect = await survey(box, spec, helps=helps)
         if isinstance(effect.outcome, Failed):
             raise BoxError(effect.outcome.message)
-        return diagnose(bundle_from_files(effect.blobs), library(roots))
+        return diagnose(bundle_from_files(effect.blobs), known)
 
 
 def holder_of(folder: Path) -> int | None:

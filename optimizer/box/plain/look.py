@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from optimizer.box.plain import procfs, redact
+from optimizer.box.plain import procfs, redact, supervised
 from optimizer.box.plain.procfs import Refused
 
 GPU_COLUMNS = "timestamp,index,utilization.gpu,utilization.memory,memory.used,power.draw,clocks.sm,temperature.gpu"
@@ -322,6 +322,7 @@ def describe(pid: int, processes: dict[int, procfs.Process], ports: list[int], e
         "env_readable": pairs is not None,
         "logs": sorted({path for path in output_files(pid).values() if path}),
         "supervisor": supervisor_of(pid),
+        "control": supervised.told(control) if (control := supervised.control_of(pid)) is not None else None,
         "launch_id": procfs.launch_id(pid, root),
     }
 

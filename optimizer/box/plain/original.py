@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any
 
-from optimizer.box.plain import launch, look, procfs, redact, spawn, store
+from optimizer.box.plain import launch, look, procfs, redact, spawn, store, supervised
 from optimizer.box.plain.procfs import Refused
 from optimizer.box.plain.store import Folder
 
@@ -30,8 +30,8 @@ def _record(pid: int, start_time: int, root: str) -> dict[str, Any]:
     if uid != os.geteuid() and os.geteuid() != 0:
         raise Refused("foreign_user", "Process %d belongs to another user (uid %d); only that user or root may stop and restart it."
                       % (pid, uid))  # fmt: skip
-    supervisor = look.supervisor_of(pid)
-    if supervisor is not None:
+    supervisor, control = look.supervisor_of(pid), supervised.control_of(pid)
+    if supervisor is not None and control is None:
         raise Refused("supervised", "Process %d is run by %s, which would start it again or keeps it apart from us. Stop it there "
                       "(systemctl stop, docker stop) and describe it with --launch instead." % (pid, supervisor))  # fmt: skip
     processes = procfs.table()
@@ -53,6 +53,7 @@ def _record(pid: int, start_time: int, root: str) -> dict[str, Any]:
         "around": spawn.surroundings(pid),
         "ports": sorted(serving_ports(words, own, family, _drawn_ports())),
         "launch_id": procfs.launch_id(pid, root),
+        "control": control,
     }
 
 
@@ -90,7 +91,7 @@ def secure(request: dict[str, Any]) -> dict[str, Any]:
         wanted = request.get("original")
         record = _record(int(wanted["pid"]), int(wanted["start_time"]), folder.root) if wanted else None
         hidden = redact.hide_arguments(record["argv"]) if record else ([], {})
-        pairs = procfs.environ(record["pid"]) if record else list(os.environb.items())
+        pairs = supervised.base_environment(record["control"], record["pid"]) if record else list(os.environb.items())
         env = launch.without_markers(pairs or [])
         if record:
             _write_redacted(home, record, hidden[0], env)
@@ -114,7 +115,7 @@ def secure(request: dict[str, Any]) -> dict[str, Any]:
         try:
             begun = spawn.start(
                 [procfs.raw(request["python"]), b"-I", b"-c", procfs.raw(request["bootstrap"])], env, home, (log, log),
-                stdin=payload, around=record["around"] if record else None,
+                stdin=payload, around=record["around"] if record and not supervised.apart(record["control"]) else None,
             )  # fmt: skip
         finally:
             os.close(log)
@@ -198,11 +199,18 @@ def start_original(request: dict[str, Any]) -> dict[str, Any]:
             if record is None:
                 raise Refused("no_original", "Study %s has recorded no original server on this box." % study)
             env = _environment_on_disk(record)
+        control = record.get("control")
+        known = supervised.main_process(control) if control else None
+        if known is not None:
+            return {"pid": known[0], "start_time": known[1], "started": False, "log": None}
         running = _running_already(record)
         if running is not None:
             return {"pid": running.pid, "start_time": running.start_time, "started": False, "log": None}
         for port in record["ports"]:
             launch.refuse_taken(int(port))
+        if control:
+            pid, start_time = supervised.start(control)
+            return {"pid": pid, "start_time": start_time, "started": True, "log": None}
         if record.get("launch_id"):  # a server that an earlier study left running on purpose
             env[procfs.MARKER] = procfs.raw(record["launch_id"])
             env[procfs.ROOT_MARKER] = procfs.raw(folder.root)

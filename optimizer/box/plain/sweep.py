@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from optimizer.box.plain import launch, look, procfs, store
+from optimizer.box.plain import launch, look, procfs, store, supervised
 from optimizer.box.plain.procfs import Process, Refused
 from optimizer.box.plain.store import Folder
 
@@ -215,7 +215,10 @@ def stop_original(request: dict[str, Any]) -> dict[str, Any]:
 
         # The main process first: an engine shuts its workers down itself, and in order.
         everyone = scan()
-        send(pid, start_time, signal.SIGTERM)
+        if held.get("control"):
+            supervised.stop(held["control"], pid, start_time, float(request["term_s"]) + float(request["kill_s"]))
+        else:
+            send(pid, start_time, signal.SIGTERM)
         end = time.monotonic() + float(request["term_s"])
         while procfs.same(pid, start_time) and time.monotonic() < end:
             everyone.update(scan())
