@@ -164,7 +164,7 @@ class Box:
 
     async def survey(
         self, pid: int | None = None, commands: Mapping[str, Sequence[str]] | None = None, *, interval_s: float = 1.0,
-        timeout_s: float = 30, max_bytes: int = 4 * _MIB,
+        timeout_s: float = 30, max_bytes: int = 4 * _MIB, same_home: bool = False,
     ) -> tuple[dict[str, Any], dict[str, CommandOutput]]:  # fmt: skip
         """(what the kernel says of the box and of the server whose main process is ``pid``, answers of the read-only
         ``commands``), in one call: the commands run side by side while the kernel's counters are watched. A program that is
@@ -172,6 +172,7 @@ class Box:
         asked = {name: list(argv) for name, argv in (commands or {}).items()}
         result = await self._call(
             "survey", timeout_s + interval_s + 15, pid=pid, commands=asked, interval_s=interval_s, timeout_s=timeout_s, max_bytes=max_bytes,
+            same_home=same_home,
         )  # fmt: skip
         answers = {}
         for name, answer in result["commands"].items():

@@ -116,7 +116,7 @@ def why_absent(name: str, collectors: Sequence[str], phase: str, evidence: Evide
     wanted = [file for collector in collectors for file in _FILES.get(collector, ())]
     read = [file for file in dict.fromkeys(wanted) if file in files]
     if wanted and not read:
-        needed = list(dict.fromkeys(wanted))
+        needed = sorted(set(wanted))
         return f"{needed[0]} was not collected" if len(needed) == 1 else f"none of {', '.join(needed)} was collected"
     if "steady_log" in collectors and not evidence.number("decode.lines") and not evidence.number("prefill.lines") and "server.log" in files:
         return "the log shows no step under load" + ("" if "metrics" not in collectors else ", and the metrics do not tell it")

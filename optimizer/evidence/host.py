@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from optimizer.evidence.deployment import described, groups
 from optimizer.evidence.found import Found
 from optimizer.evidence.lines import Line, iter_lines, pieces_of, text
 from optimizer.evidence.literal import strict_json
@@ -66,11 +67,21 @@ def host_facts(
     _redirect(found, host, lspci, at)
     servers = host.get("servers")
     if isinstance(servers, list):
-        found.add("validity.server_count", len(servers), at("servers"))
+        _deployment(found, host, [row for row in servers if isinstance(row, dict)], at("servers"))
     drivers = _part(host, "drivers")
     found.add("gpu.driver", _text(drivers.get("nvidia") or drivers.get("amdgpu")), at("nvidia") or at("amdgpu"))
     _processes(found, host, engine, at)
     _environment(found, host, asked, at)
+
+
+def _deployment(found: Found, host: Mapping[str, Any], servers: list[dict[str, Any]], line: Any) -> None:
+    """Processes that serve one address together count as one server: a split's other half is nobody's foreign job."""
+    together = groups(servers)
+    found.add("validity.server_count", len(together), line)
+    pid = _whole(_part(host, "server").get("pid"))
+    ours = next((group for group in together if any(row.get("pid") == pid for row in group)), None)
+    if ours is not None and len(ours) > 1:
+        found.add("parallel.roles", described(ours), line)
 
 
 def _cpu(found: Found, host: Mapping[str, Any], at: Any) -> None:

@@ -48,7 +48,7 @@ def survey(request: dict[str, Any]) -> dict[str, Any]:
         worker = threading.Thread(target=run, daemon=True)
         worker.start()
         workers.append(worker)
-    found = describe(request.get("pid"), float(request["interval_s"]))
+    found = describe(request.get("pid"), float(request["interval_s"]), same_home=bool(request.get("same_home")))
     end = time.monotonic() + float(request["timeout_s"]) + 2.0
     for worker in workers:
         worker.join(max(0.0, end - time.monotonic()))
@@ -63,7 +63,7 @@ def _visible(outputs: dict[str, Any]) -> list[int]:
     return [pid for pid in sorted(set(pids))[:256] if procfs.process(pid) is not None]
 
 
-def describe(pid: int | None, interval_s: float, samples: int = 4) -> dict[str, Any]:
+def describe(pid: int | None, interval_s: float, samples: int = 4, same_home: bool = False) -> dict[str, Any]:
     """The box, and the server whose main process is ``pid``. Seconds, bytes and counts; what cannot be read is absent."""
     processes = procfs.table()
     tree = sorted(({pid} | procfs.descendants([pid], processes)) & set(processes))[:MAX_PROCESSES] if pid is not None else []
@@ -102,7 +102,7 @@ def describe(pid: int | None, interval_s: float, samples: int = 4) -> dict[str, 
         "drivers": _drivers(),
         "nccl_conf": _nccl_conf(),
         "kernel": os.uname().release,
-        "servers": _servers(processes),
+        "servers": _servers(processes, same_home),
         "server": _server(pid, tree, processes, cpu_before, spent, busiest, len(nodes)) if tree else None,
     }
 
@@ -261,15 +261,80 @@ def _nccl_conf() -> list[str]:
     return ["%s=%s" % tuple(part.strip()[:200] for part in line.split("=", 1)) for line in found[:64] if not redact.secret_value(line)]
 
 
-def _servers(processes: dict[int, procfs.Process]) -> list[dict[str, Any]]:
-    """Inference servers by the look of their command line, main processes only."""
-    engines = {}
+_ROUTERS = frozenset(
+    ("mini_lb", "vllm-router", "sgl-router", "toy_proxy_server", "disagg_prefill_proxy_server", "disagg_proxy_demo")
+)
+_DEFAULT_PORTS = {"sglang": 30000, "vllm": 8000, "llamacpp": 8080, "sglang-router": 30000}
+_VLLM_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
+
+
+def _servers(processes: dict[int, procfs.Process], same_home: bool) -> list[dict[str, Any]]:
+    """Inference servers by the look of their command line, main processes only, each with its part in a deployment.
+    ``same_home``: of this home alone (simulated boxes share one machine)."""
+    home = procfs.raw(os.path.expanduser("~"))
+    engines: dict[int, str] = {}
+    lines: dict[int, list[str]] = {}
     for pid in processes:
-        engine = look.engine_of([procfs.text(word) for word in procfs.argv(pid)], {})
-        if engine is not None:
-            engines[pid] = engine
+        words = [procfs.text(word) for word in procfs.argv(pid)]
+        engine = look.engine_of(words, {}) or _router_of(words)
+        if engine is not None and (not same_home or dict(procfs.environ(pid) or ()).get(b"HOME") == home):
+            engines[pid], lines[pid] = engine, words
     mains = [pid for pid in engines if not procfs.ancestors(processes[pid].ppid, processes) & set(engines)]
-    return [{"pid": pid, "engine": engines[pid]} for pid in sorted(mains)][:64]
+    return [{"pid": pid, "engine": engines[pid], **part_of(lines[pid], engines[pid])} for pid in sorted(mains)][:64]
+
+
+def _router_of(words: list[str]) -> str | None:
+    """A proxy that engines ship as an example; it is no server by itself."""
+    for word in words[:4]:
+        name = os.path.basename(word).rpartition(".")[2] if "/" not in word and word.count(".") > 1 else os.path.basename(word)
+        if (name[:-3] if name.endswith(".py") else name) in _ROUTERS:
+            return "router"
+    return None
+
+
+def part_of(words: list[str], engine: str) -> dict[str, Any]:
+    """Role, port, model and, of a router, the ports it names: nothing else of the command line leaves the box here."""
+    given = _option(words, "--port")
+    part: dict[str, Any] = {"role": "server", "port": int(given) if given and given.isdigit() else _DEFAULT_PORTS.get(engine)}
+    model = _option(words, "--model-path", "--model", "-m") if engine != "router" else None
+    if model is None and engine == "vllm" and "serve" in words[:-1]:
+        after = words[words.index("serve") + 1]
+        model = after if not after.startswith("-") else None
+    if model is not None:
+        part["model"] = model[:1000]
+    if engine in ("router", "sglang-router"):
+        ports = [int(port) for word in words for port in re.findall(r"https?://[^/:\s]+:(\d{1,5})", word)]
+        for index, word in enumerate(words):
+            if word.startswith("--") and word.endswith("-ports"):
+                for value in words[index + 1 :]:
+                    if not value.isdigit():
+                        break
+                    ports.append(int(value))
+        part.update(role="router", workers=sorted(set(ports))[:64])
+    elif engine == "sglang":
+        mode = _option(words, "--disaggregation-mode")
+        if mode in ("prefill", "decode"):
+            part["role"] = mode
+    elif engine == "vllm":
+        role = _option(words, "--kv-transfer-config.kv_role")
+        whole = _option(words, "--kv-transfer-config")
+        found = re.search(r'"kv_role"\s*:\s*"(\w{1,20})"', whole or "")
+        part["role"] = _VLLM_ROLES.get(role or (found.group(1) if found else ""), "server")
+    return part
+
+
+def _option(words: list[str], *names: str) -> str | None:
+    """The value of the first of these options, as the last one given says; ``-m`` of a Python call is a module."""
+    value = None
+    for index, word in enumerate(words):
+        name, equals, inline = word.partition("=")
+        if name.replace("_", "-") not in [one.replace("_", "-") for one in names] or (name == "-m" and "llama" not in " ".join(words[:index])):
+            continue
+        if equals:
+            value = inline
+        elif index + 1 < len(words):
+            value = words[index + 1]
+    return value
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
