@@ -276,6 +276,8 @@ def _servers(processes: dict[int, procfs.Process], same_home: bool) -> list[dict
     lines: dict[int, list[str]] = {}
     for pid in processes:
         words = [procfs.text(word) for word in procfs.argv(pid)]
+        if any(word in ("-h", "--help") or word.startswith("--help=") for word in words):
+            continue  # a question, such as ours beside this very survey
         engine = look.engine_of(words, {}) or _router_of(words)
         if engine is not None and (not same_home or dict(procfs.environ(pid) or ()).get(b"HOME") == home):
             engines[pid], lines[pid] = engine, words
