@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 MARK = "TESTS_STARTED_BY"
+# Studies of tests neither use nor change what the developer's own studies have learned.
+os.environ.setdefault("OPTIMIZE_LEARNED", "off")
 
 
 def marked(mark: bytes) -> dict[int, str]:

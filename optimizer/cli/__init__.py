@@ -15,6 +15,7 @@ from optimizer.cli import (
     diagnosing,
     exporting,
     knowledge,
+    learning,
     reading,
     replaying,
     reporting,
@@ -52,7 +53,7 @@ for command in (
     studying.run, studying.plan, studying.resume,
     diagnosing.diagnose, benching.bench,
     asking.why, asking.why_not,
-    reading.journal, reading.studies, replaying.replay, exporting.export, reporting.report, reporting.diff,
+    reading.journal, reading.studies, replaying.replay, exporting.export, learning.learned, reporting.report, reporting.diff,
     boxes.doctor, boxes.stop, boxes.restore,
     knowledge.lint,
 ):  # fmt: skip

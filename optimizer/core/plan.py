@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from optimizer.model.ceiling import HardwareSpec
+from optimizer.model.learned import Learned
 from optimizer.model.playbook import Playbook
 from optimizer.model.space import Constraint, DeadSetting, Space
 
@@ -16,6 +17,7 @@ class Plan:
     dead: tuple[DeadSetting, ...] = ()
     constraints: tuple[Constraint, ...] = ()
     hardware: tuple[HardwareSpec, ...] = ()
+    learned: tuple[Learned, ...] = ()
     digest: str = ""
 
     def playbook(self, hypothesis: str) -> Playbook | None:

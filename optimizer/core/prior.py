@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optimizer.core import closing
+from optimizer.core import closing, learned
 from optimizer.core.plan import Plan
 from optimizer.core.resolve import canonical_settings
 from optimizer.core.state import State
@@ -40,6 +40,7 @@ class Match:
 
 def extended(state: State, plan: Plan) -> Plan:
     """The plan with the hypothesis that prior art makes here; unchanged where there is none."""
+    plan = learned.adapted(state, plan)
     if plan.playbook(PRIOR_ART) is not None:
         return plan
     book = hypothesis(state, plan)

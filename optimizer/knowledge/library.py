@@ -58,10 +58,11 @@ from optimizer.knowledge.load import KnowledgeRoots, LoadedDocument, load_yaml, 
 from optimizer.model.base import Frozen
 from optimizer.model.canonical import digest
 from optimizer.model.ceiling import HardwareSpec
+from optimizer.model.learned import Learned
 from optimizer.model.playbook import Playbook
 from optimizer.model.space import Constraint, DeadSetting, Direction, Space
 
-_KINDS = ("playbook", "space", "dead", "constraints", "directions", "hardware", "facts")
+_KINDS = ("playbook", "space", "dead", "constraints", "directions", "learned", "hardware", "facts")
 
 
 class Library(Frozen):
@@ -72,6 +73,7 @@ class Library(Frozen):
     dead: tuple[DeadSetting, ...] = ()
     constraints: tuple[Constraint, ...] = ()
     directions: tuple[Direction, ...] = ()
+    learned: tuple[Learned, ...] = ()
     hardware: tuple[HardwareSpec, ...] = ()
     vocabulary: Vocabulary = Vocabulary(version=0, facts=())
     files: Mapping[str, str] = {}
@@ -122,6 +124,7 @@ def build_library(documents: Mapping[str, LoadedDocument], files: Mapping[str, s
         dead=tuple(found["dead"]),
         constraints=tuple(found["constraints"]),
         directions=tuple(found["directions"]),
+        learned=tuple(found["learned"]),
         hardware=tuple(found["hardware"]),
         vocabulary=found["facts"][0] if found["facts"] else Vocabulary(version=0, facts=()),
         files=dict(sorted(files.items())),
@@ -142,6 +145,7 @@ def parse_document(document: LoadedDocument) -> tuple[str, tuple[Any, ...]]:
         "dead": schemas.dead_settings,
         "constraints": schemas.constraints,
         "directions": schemas.directions,
+        "learned": schemas.learned,
         "hardware": schemas.hardware,
         "facts": lambda loaded: (schemas.vocabulary(loaded),),
     }

@@ -15,6 +15,7 @@ from optimizer.errors import KnowledgeError
 from optimizer.knowledge.facts import Vocabulary
 from optimizer.knowledge.load import LinePath, LoadedDocument
 from optimizer.model.ceiling import HardwareSpec
+from optimizer.model.learned import Learned
 from optimizer.model.playbook import Playbook
 from optimizer.model.space import Constraint, DeadSetting, Direction, Space
 
@@ -159,6 +160,11 @@ def directions(document: LoadedDocument) -> tuple[Direction, ...]:
             raise document.error("order belongs to per: step, and to no other", where)
         _required_text(document, ("why", record.why), at=where)
     return records
+
+
+def learned(document: LoadedDocument) -> tuple[Learned, ...]:
+    """``learned: rows`` and ``rows: [fields of Learned]``: pinned by a study, never written by hand."""
+    return _records(document, "learned", "rows", Learned, engine=False)
 
 
 def hardware(document: LoadedDocument) -> tuple[HardwareSpec, ...]:

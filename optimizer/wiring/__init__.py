@@ -24,7 +24,7 @@ from optimizer.core.plan import Plan
 from optimizer.core.prior import extended
 from optimizer.core.state import State, fold
 from optimizer.engines.registry import engine
-from optimizer.errors import JournalError, KnowledgeChanged, UsageError
+from optimizer.errors import JournalError, KnowledgeChanged, KnowledgeError, UsageError
 from optimizer.journal import Journal
 from optimizer.journal.files import is_unfinished
 from optimizer.knowledge.library import Library, library_from_files, load_library
@@ -43,6 +43,7 @@ from optimizer.runner.signals import interruptible
 from optimizer.runner.survey import Unfit, find_target
 from optimizer.transport.base import Transport
 from optimizer.transport.local import LocalTransport
+from optimizer.wiring import learning
 from optimizer.wiring.priors import find_prior
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a folder here and on the box, and part of every launch id
@@ -110,6 +111,11 @@ def library(roots: Roots) -> Library:
     return load_library(find_knowledge(roots.knowledge))
 
 
+def with_learned(known: Library, text: str | None) -> Library:
+    """The library with the user's own experience, so that it is pinned with everything else; unchanged without any."""
+    return known if text is None else library_from_files({**known.files, learning.PINNED_NAME: text})
+
+
 def plan_of(known: Library) -> Plan:
     """The part of a library that decisions use."""
     return Plan(
@@ -118,6 +124,7 @@ def plan_of(known: Library) -> Plan:
         dead=known.dead,
         constraints=known.constraints,
         hardware=known.hardware,
+        learned=known.learned,
         digest=known.digest,
     )
 
@@ -268,6 +275,8 @@ async def run_study(
     with _writable(roots.runs):
         prepared = prepare(options, roots)
     spec, folder = prepared.spec, prepared.folder
+    if spec.host.kind != "sim":  # a simulated box behaves as its file says, whatever was learned elsewhere
+        known = with_learned(known, learning.pinned_text())
     async with opened_box(spec, folder) as box:
         spec = await _with_consent(box, spec, ask)
         with _writable(roots.runs):
@@ -317,7 +326,18 @@ async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: P
             await executor.close()
     stop_file.unlink(missing_ok=True)
     keep_results(journal, executor, state, plan, folder)
+    if state.closed is not None:
+        _remember(journal, state)
     return state
+
+
+def _remember(journal: Journal, state: State) -> None:
+    """What the study taught goes into the user's knowledge file; a file that cannot be written takes nothing from the study."""
+    assert state.spec is not None
+    try:
+        learning.remember(state.spec.study, journal.read(), state)
+    except (OSError, KnowledgeError) as error:
+        log.get(__name__).warning("nothing was learned from this study", why=str(error))
 
 
 def _stoppable(stop: StopRequest, stop_file: Path, watch: Watch | None) -> Watch:
@@ -390,7 +410,7 @@ def plans_by_entry(journal: Journal, entries: Sequence[Entry]) -> Callable[[int]
 
 def _pinned_plan(journal: Journal, entries: Sequence[Entry], roots: Roots, *, adopt: bool) -> Plan:
     pinned = pinned_library(journal, entries)
-    now = library(roots)
+    now = with_learned(library(roots), pinned.files.get(learning.PINNED_NAME))  # what others taught since then is no change of ours
     if now.digest == pinned.digest:
         return plan_of(pinned)
     changed = sorted(name for name in {*now.files, *pinned.files} if now.files.get(name) != pinned.files.get(name))

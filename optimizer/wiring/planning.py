@@ -19,16 +19,17 @@ from optimizer.redact import Redactor
 from optimizer.runner.dryrun import DryRunExecutor
 from optimizer.runner.execute import LiveExecutor
 from optimizer.runner.recorded import MemoryLog
-from optimizer.wiring import Options, Roots, library, opened_body, opened_box, plan_of, prepare
+from optimizer.wiring import Options, Roots, learning, library, opened_body, opened_box, plan_of, prepare, with_learned
 
 
 async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
     """What ``run`` would do with these arguments."""
     known = library(roots)
-    plan = plan_of(known)
     with tempfile.TemporaryDirectory(prefix="optimize-plan-") as scratch:
         prepared = prepare(options, replace(roots, runs=Path(scratch)), need_target=False, prior_roots=roots)
         spec = prepared.spec
+        known = known if spec.host.kind == "sim" else with_learned(known, learning.pinned_text())
+        plan = plan_of(known)
         async with opened_box(spec, prepared.folder) as box:
             live = LiveExecutor(box, spec, known)
             executor, log = DryRunExecutor(live), MemoryLog()
