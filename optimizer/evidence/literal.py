@@ -5,6 +5,7 @@ what is not a plain literal becomes the text that was printed."""
 import ast
 import json
 import re
+import warnings
 from typing import Any
 
 from optimizer.model.base import Value
@@ -81,7 +82,9 @@ def literal(value: str, depth: int = 0) -> Value:
     if value.startswith("{"):
         return dict(arguments(value, depth + 1)) if value.endswith("}") and depth < 6 else value[:2000]
     try:
-        parsed = ast.literal_eval(value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # "5m" is no literal, and that is no warning for the user
+            parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         return value[:2000]
     return plain(parsed)

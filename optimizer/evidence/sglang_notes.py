@@ -11,6 +11,8 @@ from optimizer.evidence.sglang_state import SglangState, number
 _RETRACT = re.compile(rb"#retracted_reqs: (\d{1,9})")
 _WORD = re.compile(rb"Use (\w{1,40}) (?:attention )?backend")
 _HYBRID = re.compile(rb"decode_backend=(\w{1,40}), prefill_backend=(\w{1,40})")
+# With --log-requests: nothing in what users wrote is a statement of the engine.
+USERS_TEXT = (b"Receive: ", b"Finish: ", b"Received ", b"Request ")
 _PAUSE = re.compile(rb"Duration: ([\d.]{1,12}) ?(m?s)")
 
 
@@ -154,6 +156,8 @@ def anywhere(log: SglangState, line: Line, message: bytes) -> bool:
     """Stamped messages whose telling words do not stand at the start. One cheap test each, on the first bytes only.
 
     False: nothing in it, whatever the log says elsewhere."""
+    if message.startswith(USERS_TEXT):
+        return False
     head = message[:400]
     if b"KV Cache is allocated" in head or b"KV cache allocated" in head:
         if b"draft" not in head[:60].lower() and b"upper bound" not in head:
