@@ -148,6 +148,9 @@ def _sglang(found: Found, flags: Mapping[str, Value]) -> None:
         or flags.get("cuda_graph_backend_decode") == "disabled",
     )
     found.add("kv.prefix_cache", not flags.get("disable_radix_cache"))
+    mode = flags.get("disaggregation_mode")
+    if mode in ("prefill", "decode"):
+        found.add("parallel.disaggregation", mode)
     if flags.get("disable_overlap_schedule") is True:
         found.add("scheduler.overlap", False)
     if flags.get("disable_custom_all_reduce") is True and found.get("parallel.tp") != 1:
@@ -198,6 +201,10 @@ def _vllm(found: Found, flags: Mapping[str, Value]) -> None:
         found.add("prefill.chunk_tokens", tokens)
     if flags.get("disable_custom_all_reduce") is True and tp != 1:
         found.add("allreduce.custom", "off_flag")
+    transfer = flags.get("kv_transfer_config")
+    role = transfer.get("kv_role") if isinstance(transfer, dict) else flags.get("kv_transfer_config.kv_role")
+    if role in ("kv_producer", "kv_consumer"):
+        found.add("parallel.disaggregation", "prefill" if role == "kv_producer" else "decode")
     if isinstance(flags.get("async_scheduling"), bool):
         found.add("scheduler.overlap", flags.get("async_scheduling"))
     offload = flags.get("cpu_offload_gb")

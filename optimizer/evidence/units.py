@@ -180,6 +180,7 @@ UNITS: dict[str, str] = {
     "network.latency_us": "us",
     "network.rdma_devices": "devices",
     "parallel.disaggregation": "",
+    "parallel.roles": "",
     "parallel.dp": "ranks",
     "parallel.dp_attention": "",
     "parallel.ep": "ranks",
