@@ -1,7 +1,6 @@
 """Why a server did not come up, or went away, from the end of its log and its exit code. The last decisive lines
-count, not the first
-one that contains the word error: servers print harmless import errors, and one rank's death makes the others complain
-about NCCL."""
+count, not the first one that contains the word error: servers print harmless import errors, and one rank's death makes
+the others complain about NCCL."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from optimizer.evidence.lines import Line, Piece, iter_lines, pieces_of, text
 from optimizer.model.outcome import Cause
 
-TAIL_BYTES = 512 * 1024
+TAIL_BYTES = 4 * 1024 * 1024  # every open request adds its own traceback when an engine dies: a megabyte is not rare
 
 # Stage markers, so that "out of memory" can be told apart. Prefix-free: they stand anywhere in a line.
 _STAGES: tuple[tuple[bytes, str], ...] = (
@@ -99,6 +98,9 @@ _SPECIFIC: tuple[_Rule, ...] = (
     (b"Watchdog timeout (self.watchdog", "unresponsive"),
     (b"Initialization failed. warmup error", "unresponsive"),
     (b"CUDA Graph failed with error", "crashed"),
+    (b"terminated with exception: CUDA error", "crashed"),
+    (b"CUDA error: an illegal memory access", "crashed"),
+    (b"CUDA error: unspecified launch failure", "crashed"),
 )
 _NCCL = (
     b"NCCL error",

@@ -323,6 +323,8 @@ def test_benchmark_rows_never_replace_each_other() -> None:
         (b"Capture cuda graph begin\n", None, "not_ready_in_time"),
         (b"Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n", -3, "unresponsive"),
         (b"Ignore import error when loading sglang.srt.models.x: No module named 'y'\n", 0, "exited"),
+        (b"The server is fired up\n[rank2]:[E ProcessGroupNCCL.cpp:2057] [PG ID 2] Process group watchdog thread terminated with exception: CUDA error: unspecified launch failure\n"
+         + b"(APIServer pid=1) ERROR [x.py:1] EngineDeadError: EngineCore encountered an issue.\n" * 20_000, 1, "crashed"),
         (b"", None, "not_ready_in_time"),
     ],
 )  # fmt: skip
