@@ -19,15 +19,17 @@ class Flag(Frozen):
 
 
 class FlagTable(Frozen):
-    """Every option of one engine build; ``known`` is false when the help text could not be read (then nothing is filtered)."""
+    """Every option of one engine build; ``known`` is false when the help text could not be read: then nothing is filtered
+    but ``absent``, the spellings that a build of this version is known not to have."""
 
     flags: tuple[Flag, ...] = ()
     known: bool = True
     digest: str = ""
+    absent: tuple[str, ...] = ()
 
     @cached_property
     def by_name(self) -> dict[str, Flag]:
         return {spelling: flag for flag in self.flags for spelling in (flag.name, *flag.aliases)}
 
     def offers(self, spelling: str) -> bool:
-        return not self.known or spelling in self.by_name
+        return spelling in self.by_name if self.known else spelling not in self.absent

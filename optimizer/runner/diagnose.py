@@ -16,6 +16,7 @@ from optimizer.core.roofline import ceiling_facts, ceiling_inputs, drafts, level
 from optimizer.core.score import Hit, Scored, score
 from optimizer.core.validity import invalidities
 from optimizer.engines.registry import engines
+from optimizer.engines.renames import absent_spellings
 from optimizer.errors import EvidenceError, OptimizerError
 from optimizer.evidence.bundle import Bundle, read_bundle
 from optimizer.knowledge.library import Library, load_library
@@ -240,20 +241,35 @@ def _predicted(book: Playbook, target: Inputs | None) -> Predicted:
 
 
 def _next_step(book: Playbook, look: Look, bundle: Bundle, library: Library, flags: FlagTable) -> str:
-    """The action for this engine, else the test that decides."""
+    """The action for this engine, else the test that decides; with what it costs."""
     action = applicable(book.actions, bundle.engine, look)
     if action is None:
         return book.discriminating_test
     level = look.facts.number("client.concurrency")
     spaces = [space for space in library.spaces if space.engine in ("any", bundle.engine)]
-    return action_sentence(action, look, spaces, flags, int(level) if level else None)
+    sentence = action_sentence(action, look, spaces, flags, int(level) if level else None)
+    if isinstance(action, HandOver):
+        return f"{sentence} Cost: no launch of ours; it is for a person to do."
+    return f"{sentence} Cost: {_launch_cost(look.facts)}."
+
+
+def _launch_cost(facts: Evidence) -> str:
+    """One relaunch, in minutes where this launch's own start and benchmark were timed."""
+    start = next((fact.value for fact in facts.all("startup.phase_s") if fact.labels.get("stage") == "total"), None)
+    windows = [fact.value for fact in facts.all("client.duration_s") if "concurrency" in fact.labels]
+    measured = sum(value for value in windows if isinstance(value, int | float) and not isinstance(value, bool))
+    if isinstance(start, bool) or not isinstance(start, int | float):
+        return "one relaunch"
+    return (
+        f"one relaunch, about {max(round((start + measured) / 60 + 0.49), 1)} min (this one started in {start:.0f} s)"
+    )
 
 
 def _flags(bundle: Bundle) -> FlagTable:
-    """What this build offers; without its help text nothing is filtered."""
+    """What this build offers; without its help text only spellings of other versions are filtered."""
     adapter = engines().get(bundle.engine)
     if adapter is None or not bundle.help_text:
-        return FlagTable(known=False)
+        return FlagTable(known=False, absent=absent_spellings(bundle.engine, bundle.engine_version))
     return adapter.flags(bundle.help_text)
 
 
@@ -272,11 +288,9 @@ def applicable(actions: Iterable[Action], engine: str, look: Look) -> Action | N
 def _next_observation(reason: Reason, scored: Sequence[Scored], library: Library, look: Look) -> str:
     """The cheapest observation that would tell the best ideas apart."""
     if reason == "healthy":
-        return (
-            "Nothing deviates at this load. Measure at the concurrency that matters, or name a target, to learn more."
-        )
+        return "Nothing deviates at this load. Measure at the concurrency that matters, or name a target, to learn more. Cost: a benchmark, no relaunch."
     if reason == "load_limited":
-        return "The server serves all that is offered. Raise the offered load until requests wait, and look again."
+        return "The server serves all that is offered. Raise the offered load until requests wait, and look again. Cost: a benchmark, no relaunch."
     if _failed_start(look.facts):
         return _after_a_failed_start(look.facts)
     costs = {test.name: test.cost or "run" for test in library.vocabulary.tests}
@@ -299,8 +313,10 @@ def _after_a_failed_start(facts: Evidence) -> str:
     outcome, message = facts.value("startup.outcome"), facts.value("startup.message")
     said = f": {message.strip()[:200].rstrip(chr(46))}" if isinstance(message, str) and message.strip() else ""
     if outcome == "timeout":
-        return f"The server was stopped before it was ready ({outcome}){said}. Allow it more time, and look again."
-    return f"The server never became ready ({outcome}){said}. Correct that, start again, and look again."
+        return f"The server was stopped before it was ready ({outcome}){said}. Allow it more time, and look again. Cost: one start."
+    return (
+        f"The server never became ready ({outcome}){said}. Correct that, start again, and look again. Cost: one start."
+    )
 
 
 def _dead_in_use(bundle: Bundle, library: Library, look: Look) -> tuple[DeadInUse, ...]:
