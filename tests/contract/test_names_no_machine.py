@@ -20,7 +20,7 @@ CHECKOUT = re.compile(r"(?<![\w.~/-])/(?:work|workspace|builds|checkout)/[\w.-]"
 SITES = {
     "127.0.0.1", "localhost", "github.com", "huggingface.co", "docs.nvidia.com", "resources.nvidia.com", "images.nvidia.com", "www.nvidia.com",
     "www.amd.com", "docs.vllm.ai", "blog.vllm.ai", "docs.sglang.ai", "www.apache.org", "semver.org", "keepachangelog.com",
-    "www.databasemart.com",
+    "www.databasemart.com", "www.w3.org",
 }  # fmt: skip
 
 
