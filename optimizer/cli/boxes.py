@@ -76,4 +76,4 @@ def doctor(ctx: click.Context, host: str, port: int | None, engine: str | None, 
         print_json(found)
     else:
         click.echo(doctor_text(found))
-    sys.exit(5 if found["verdict"] == "problem" else 0)
+    sys.exit(4 if found["verdict"] == "problem" else 0)

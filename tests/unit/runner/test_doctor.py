@@ -56,7 +56,7 @@ def test_a_simulated_box_is_fit_and_nothing_is_written(tmp_path: Path) -> None:
 def test_a_host_that_cannot_be_reached_is_a_finding_with_its_remedy(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["--runs", str(tmp_path), "doctor", "--host", "no-such-host-of-anybody", "--json"])
     found = json.loads(done.stdout)
-    assert done.exit_code == 5 and found["verdict"] == "problem"
+    assert done.exit_code == 4 and found["verdict"] == "problem"
     [connection] = [item for item in found["findings"] if item["check"] == "connection"]
     assert "no-such-host-of-anybody" in connection["said"] and "ssh" in connection["do"]
 
