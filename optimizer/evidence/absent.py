@@ -94,6 +94,7 @@ _DOES_NOT_APPLY: tuple[tuple[tuple[str, ...], _Test, str], ...] = (
     (("gpu.models_differ",), lambda evidence: evidence.get("gpu.name") is not None, "the GPUs are all of one kind"),
     (("nccl.error_lines",), lambda evidence: evidence.get("startup.outcome") is not None, "the log shows no error of NCCL"),
     (("validity.servers_in_log", "validity.failed_starts"), _is("startup.outcome", "ok"), "one server wrote the log, and its start succeeded"),
+    (("parallel.roles",), lambda evidence: evidence.get("validity.server_count") is not None, "the box runs no router and no server with a role of its own"),
     (("host.gc_pause_ms_max",), lambda evidence: evidence.get("startup.outcome") is not None, "the log tells of no long garbage collection"),
     (("kv.token_readings_missing",), lambda evidence: evidence.get("decode.lines") is not None, "every line printed how full the pool was"),
     (("scheduler.policy",), lambda evidence: evidence.get("settings.resolved") is not None, "the policy is the default one"),
