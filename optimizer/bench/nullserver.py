@@ -210,7 +210,14 @@ class Server(asyncio.Protocol):
         elif head.startswith("GET"):
             self._get(head.split(" ")[1], head)
         else:
-            self._post(head.split(" ")[1], json.loads(body.decode("utf-8")))
+            try:
+                asked = json.loads(body.decode("utf-8")) if body else None
+            except ValueError:
+                asked = None
+            if isinstance(asked, dict):
+                self._post(head.split(" ")[1], asked)
+            else:  # something that other clients ask for before they begin
+                self.refuse(b"404 Not Found")
 
     def _get(self, path, head):
         stats = {"requests": Stats.requests, "tokens": Stats.tokens, "aborted": Stats.aborted, "open": Stats.open}
