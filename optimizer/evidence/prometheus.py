@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from optimizer.evidence.found import Found, quantile
-from optimizer.evidence.lines import Line, Piece, iter_lines, pieces_of
+from optimizer.evidence.lines import Line, Piece, blocks, pieces_of
 from optimizer.evidence.series_table import counter_facts, read_table
 
 _SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]{0,200})(?:\{(.{0,4000})\})? ([^\s]{1,40})(?: -?\d{1,20})?\s*$")
 _LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]{0,100})="((?:[^"\\]|\\.){0,1000})"')
 MAX_SAMPLES = 200_000
+MAX_SERIES = 20_000
 
 
 class Sample(NamedTuple):
@@ -68,28 +69,38 @@ def parse_metrics(data: bytes | Iterable[Piece]) -> Metrics:
 
 
 def _samples(pieces: tuple[Piece, ...], unreadable: list[int]) -> Iterator[Sample]:
+    """A snapshot repeats the series of the one before, so what stands before the value is read once."""
     count = 0
-    for line in iter_lines(pieces):
-        raw = line.raw
-        if raw[:1] == b"#" or b"_bucket{" in raw or b"_created" in raw:
-            continue
-        match = _SAMPLE.match(raw)
-        if not match:
-            unreadable[0] += 1
-            continue
-        try:
-            value = float(match[3])
-        except ValueError:
-            unreadable[0] += 1
-            continue
-        if not math.isfinite(value) or count >= MAX_SAMPLES:
-            continue
-        count += 1
-        labels = {
-            key.decode("ascii", "replace"): text.decode("utf-8", "replace")
-            for key, text in _LABEL.findall(match[2] or b"")
-        }
-        yield Sample(match[1].decode("ascii", "replace"), labels, value, line)
+    known: dict[bytes, tuple[str, dict[str, str]]] = {}
+    for block in blocks(pieces):
+        for index, raw in enumerate(block.lines):
+            if raw[:1] == b"#" or b"_bucket{" in raw or b"_created" in raw or not raw:
+                continue
+            cut = raw.rfind(b" ")
+            series = known.get(raw[:cut])
+            printed = raw[cut + 1 :]
+            if series is None:
+                match = _SAMPLE.match(raw)
+                if not match:
+                    unreadable[0] += 1
+                    continue
+                labels = {
+                    key.decode("ascii", "replace"): text.decode("utf-8", "replace")
+                    for key, text in _LABEL.findall(match[2] or b"")
+                }
+                series = (match[1].decode("ascii", "replace"), labels)
+                printed = match[3]
+                if match.start(3) == cut + 1 and len(known) < MAX_SERIES:
+                    known[raw[:cut]] = series
+            try:
+                value = float(printed)
+            except ValueError:
+                unreadable[0] += 1
+                continue
+            if not math.isfinite(value) or count >= MAX_SAMPLES:
+                continue
+            count += 1
+            yield Sample(*series, value, block.line(index))
 
 
 def metrics_facts(found: Found, now: Metrics, before: Metrics | None = None) -> None:
