@@ -17,7 +17,7 @@ from optimizer.core.prior import PRIOR_ART
 from optimizer.core.refuse import Ground, dead_in, point_digest, refuse, screen
 from optimizer.core.resolve import resolve_action, resolve_first
 from optimizer.core.score import Scored, probability_of, score
-from optimizer.core.state import Belief, State, Test
+from optimizer.core.state import ArmState, Belief, State, Test, metric_value
 from optimizer.model.base import Value
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
 from optimizer.model.settings import Settings
@@ -376,5 +376,19 @@ def history(state: State, test: Test) -> tuple[Trial, ...]:
         params = {name: point[name] for name in test.space_params if point.get(name) is not None}
         value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
         if value is not None or arm.crashed:
-            rows.append(Trial(params=params, value=value, infeasible=value is None))
+            rows.append(Trial(params=params, value=value, infeasible=value is None, violations=_violations(state, arm)))
     return tuple(rows)
+
+
+def _violations(state: State, arm: ArmState) -> dict[str, float]:
+    """How far the latest launch of an arm is beyond each guard, in shares of it; at most 0 where the guard holds."""
+    assert state.spec is not None
+    if not arm.results:
+        return {}
+    found = {}
+    for guard in state.spec.target.guards:
+        value = metric_value(arm.results[-1].points[0], guard.metric)
+        if value is not None:
+            beyond = guard.value - value if guard.direction == "at_least" else value - guard.value
+            found[guard.text] = round(beyond / max(abs(guard.value), 1e-9), 6)
+    return found

@@ -1,8 +1,8 @@
 """Search spaces, constraints and dead settings: what may be tried, what the engine forbids, what does nothing."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from optimizer.model.base import FiniteFloat, Frozen, Scalar, Value
 from optimizer.model.playbook import EngineName, Predicate
@@ -88,6 +88,12 @@ class Trial(Frozen):
     infeasible: bool = False
     second: FiniteFloat | None = None  # the other objective of a trade-off, higher is better
     violations: dict[str, FiniteFloat] = Field(default_factory=dict)  # guards: above 0 is not allowed, but it ran
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is not there is not written, so that intents of older journals are recomputed byte for byte."""
+        data: dict[str, Any] = handler(self)
+        return {name: value for name, value in data.items() if not (name == "second" and value is None) and not (name == "violations" and not value)}
     note: str = ""
 
 

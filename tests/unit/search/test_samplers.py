@@ -133,3 +133,9 @@ def test_a_space_that_no_longer_matches_an_old_journal_leaves_trials_out_with_th
     assert [trial.value for trial in usable] == [2.0]  # mapped to what is left of the space
     assert [(item.trial.value, item.why) for item in left_out] == [(1.0, "max_num_seqs = 48 is no value of the space")]
     assert propose(SPACE, SPACE.params, old, 1)
+
+
+def test_a_plain_trial_is_written_as_in_older_journals() -> None:
+    assert Trial(params={"a": 1}, value=2.0).model_dump(mode="json") == {"params": {"a": 1}, "value": 2.0, "infeasible": False, "note": ""}
+    full = Trial(params={}, value=1.0, second=2.0, violations={"ttft_p99_ms ≤ 500 ms": 0.1})
+    assert Trial.model_validate(full.model_dump(mode="json")) == full
