@@ -276,13 +276,15 @@ def _bundled(state: State, plan: Plan, body: dict[str, Any], testable: Sequence[
 def _with_cures(state: State, plan: Plan, body: dict[str, Any]) -> dict[str, Any]:
     """Known-good settings name no cause. Causes that the evidence makes likely and whose whole cure is among them are cured by the
     same launch, and named with it if it pays off; if it does not, nothing is held against them."""
-    cures = []
+    cures, base = [], ground(state, plan)
+    point = base.settings.merged(body["changes"])
     for row in state.ranked:
         book = plan.playbook(row["id"])
         if book is None or book.id == PRIOR_ART or not row["testable"]:
             continue
         kind, other = _candidate(state, plan, book, row)
-        if kind == "chosen" and other["changes"] and all(name in body["changes"] and body["changes"][name] == value for name, value in other["changes"].items()):
+        # Its cure adds nothing to what is launched anyway.
+        if kind == "chosen" and other["changes"] and point_digest(point.merged(other["changes"]), base) == point_digest(point, base):
             cures.append({"hypothesis": book.id, "claim": book.claim, "score_db": row["score_db"]})
     return {**body, "cures": cures} if cures else body
 
