@@ -49,6 +49,10 @@ class Answer:
     facts: tuple[Fact, ...] = ()
 
 
+_UNKNOWN = Answer(None)
+_TREE = (dict, Mapping)  # the first is what trees are made of, and told at once
+
+
 def evaluate(when: Predicate, view: View) -> bool | None:
     """True, false, or None when what the tree asks for was not observed."""
     return explain(when, view).value
@@ -56,8 +60,8 @@ def evaluate(when: Predicate, view: View) -> bool | None:
 
 def explain(when: Predicate, view: View) -> Answer:
     """``evaluate`` with the observations that decided it."""
-    if not isinstance(when, Mapping):
-        return Answer(None)
+    if not isinstance(when, _TREE):
+        return _UNKNOWN
     if "all" in when or "any" in when:
         return _joined([explain(part, view) for part in _list(when.get("all", when.get("any")))], "any" in when)
     if "not" in when:
@@ -72,17 +76,19 @@ def _joined(parts: list[Answer], decisive: bool) -> Answer:
     if settled:
         return Answer(decisive, settled[0].facts)
     if not parts or any(part.value is None for part in parts):
-        return Answer(None)
+        return _UNKNOWN
     return Answer(not decisive, tuple(fact for part in parts for fact in part.facts))
 
 
 def _compare(when: Mapping[str, Any], view: View) -> Answer:
     operator = next((name for name in OPERATORS if name in when), None)
     if operator is None:
-        return Answer(None)
+        return _UNKNOWN
     observations = list(_observed(when, view))
     if operator == "present":
         return _present(when, view, observations)
+    if not observations:  # most rules ask for what was not observed
+        return _UNKNOWN
     answers: list[tuple[bool | None, tuple[Fact, ...]]] = []
     for value, fact in observations:
         right, other = _right(when[operator], view, fact, when)
@@ -108,7 +114,7 @@ def _present(when: Mapping[str, Any], view: View, observations: list[tuple[Value
     return Answer(wanted, tuple(fact for _, fact in observations if fact is not None)[:1])
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Operand:
     value: Any
     bound: str | None = None
@@ -147,7 +153,7 @@ def _right(
     """A literal, or another value (times, plus); of several observations the one made under the left's conditions.
 
     None where it was not observed: that is unknown, and not the literal ``null``, which a value may equal."""
-    if not isinstance(operand, Mapping):
+    if not isinstance(operand, _TREE):
         return _Operand(operand), None
     candidates = [found for found in _observed(operand, view) if not _on_the_left(found[1], operand, when)]
     if not candidates:
