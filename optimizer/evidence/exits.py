@@ -50,6 +50,9 @@ _SECONDARY = (
     b"KeyboardInterrupt",
 )
 
+# Requests that a server was told to log: what is in them was said by users.
+_USERS_TEXT = (b"Received request", b"obj=GenerateReqInput(")
+
 _Rule = tuple[bytes, Cause]
 # llama.cpp's own words; the decisive line comes first, what follows repeats that the model or the server failed.
 START_ERRORS_LLAMACPP: tuple[_Rule, ...] = (
@@ -132,11 +135,6 @@ _WEAK = (
     b"core dumped",
     b"died unexpectedly",
 )
-_HINT = re.compile(
-    rb"rror|emory|xception|in use|space|nterrupt|sigquit|SIGQUIT|crash|watchdog|Watchdog|oom|profiled value|fault"
-    rb"|core dumped|died|memory|valid model|desired GPU"
-    rb"|unbalanced|Unrecognized|load the conf|Model path|Offline|init|Capt|Load|Start|KV |Memory|Graph|Applic|fired|bind|GGUF|allocat|V cache"
-)
 
 
 class Exit(NamedTuple):
@@ -162,24 +160,25 @@ def classify(data: bytes | Iterable[Piece], exit_code: int | None) -> Exit:
     weak: Line | None = None
     serving = False
     for index, line in enumerate(iter_lines(_tail(pieces_of(data)))):
-        raw = line.raw[:4000]
-        if not _HINT.search(raw):
-            if b'File "' in raw and _FRAME.search(raw):
-                config_frame = index
-            continue
+        raw = line.raw if len(line.raw) < 4000 else line.raw[:4000]
+        if b" HTTP/1." in raw or b" throughput" in raw:
+            continue  # what a serving log consists of
         if b'File "' in raw and _FRAME.search(raw):
             config_frame = index
             continue
-        for marker, name in _STAGES:
-            if marker in raw:
-                if b" failed" not in raw[:200]:
-                    stage = name
-                    if name == "serving":
-                        serving = True
-                        specific.clear()
-                        generic.clear()
-                        weak = None
-                break
+        if may_be_stage(raw) and not any(word in raw for word in _USERS_TEXT):
+            for marker, name in _STAGES:
+                if marker in raw:
+                    if b" failed" not in raw[:200]:
+                        stage = name
+                        if name == "serving":
+                            serving = True
+                            specific.clear()
+                            generic.clear()
+                            weak = None
+                    break
+        if not may_be_error(raw):
+            continue
         found = _specific(raw, stage)
         if found:
             specific.append((_weight(found), found, line))
@@ -248,6 +247,54 @@ def _decide(
             None,
         )
     return Exit("exited", f"Exited with code {exit_code}; its log shows no error that is known.", None)
+
+
+def may_be_stage(raw: bytes) -> bool:
+    """Whether a stage marker can be in a line: a few looks instead of one for every marker."""
+    return (
+        b"apt" in raw
+        or b"oad" in raw
+        or b"KV " in raw
+        or b"Memory pool" in raw
+        or b"Starting to" in raw
+        or b"Application" in raw
+        or b"fired up" in raw
+    )
+
+
+def may_be_error(raw: bytes) -> bool:
+    """Whether any text that decides can be in a line: most lines are told by a few looks."""
+    return (
+        b"rror" in raw
+        or b"emory" in raw
+        or b"xception" in raw
+        or b"in use" in raw
+        or b"space" in raw
+        or b"nterrupt" in raw
+        or b"igquit" in raw
+        or b"SIGQUIT" in raw
+        or b"crash" in raw
+        or b"atchdog" in raw
+        or b"oom" in raw
+        or b"profiled value" in raw
+        or b"fault" in raw
+        or b"core dumped" in raw
+        or b"died" in raw
+        or b"valid model" in raw
+        or b"desired GPU" in raw
+        or b"unbalanced" in raw
+        or b"Unrecognized" in raw
+        or b"load the conf" in raw
+        or b"Model path" in raw
+        or b"Offline" in raw
+        or b"file named" in raw
+        or b"ALLOC_FAILED" in raw
+        or b"allocat" in raw
+        or b"raph failed" in raw
+        or b"bind" in raw
+        or b"GGUF" in raw
+        or b"V cache" in raw
+    )
 
 
 def _specific(raw: bytes, stage: str) -> Cause | None:

@@ -102,8 +102,12 @@ def _split(block: bytes, offset: int, number: int | None) -> Iterator[Block]:
     if not returns and (len(block) <= MAX_LINE_BYTES or max(map(len, lines)) <= MAX_LINE_BYTES):
         yield Block(lines, offset, number, step)
         return
+    if returns == block.count(b"\r\n") and max(map(len, lines)) <= MAX_LINE_BYTES:  # both kinds of line ends
+        starts = list(accumulate(map(len, lines), initial=offset))
+        yield Block([raw[:-1] if raw[-1:] == b"\r" else raw for raw in lines], offset, number, 1, starts)
+        return
     kept: list[bytes] = []
-    starts: list[int] = []
+    starts = []
     numbers: list[int | None] = []
     start = offset
     for index, raw in enumerate(lines):
@@ -124,13 +128,10 @@ def iter_lines(pieces: Iterable[Piece]) -> Iterator[Line]:
         if block.numbers is not None:
             yield from map(Line, block.numbers, block.starts(), block.lines)
             continue
-        start, step, number = block.offset, block.step, block.number
-        for raw in block.lines:
+        number, step = block.number, block.step
+        for index, (raw, start) in enumerate(zip(block.lines, block.starts(), strict=False)):
             if raw:
-                yield Line(number, start, raw)
-            start += len(raw) + step
-            if number is not None:
-                number += 1
+                yield Line(None if number is None else number + index, start + index * step, raw)
 
 
 def pieces_of(data: bytes | Iterable[Piece]) -> tuple[Piece, ...]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.evidence import exits
 from optimizer.evidence.argv import argv_facts, asked, env_facts
 from optimizer.evidence.bench_json import bench_facts, read_bench
 from optimizer.evidence.derived import gpu_arch, version_key
@@ -331,6 +332,12 @@ def test_benchmark_rows_never_replace_each_other() -> None:
 def test_exit_classes(tail: bytes, code: int | None, cause: str) -> None:
     found, message, _ = exit_class(tail, code)
     assert found == cause and message
+
+
+def test_no_quick_look_passes_over_a_text_that_decides() -> None:
+    needles = [needle for needle, _ in exits._SPECIFIC] + [*exits._NCCL, *exits._OOM, *exits._WEAK, b": error: x", b"graph failed", b"KeyboardInterrupt"]
+    assert [needle for needle in needles if not exits.may_be_error(needle)] == []
+    assert [marker for marker, _ in exits._STAGES if not exits.may_be_stage(marker)] == []
 
 
 def test_the_last_decisive_line_counts_not_the_first_error() -> None:
