@@ -34,7 +34,9 @@ from optimizer.model.step import (
     Stop,
 )
 from optimizer.model.study import StudySpec
+from optimizer.model.target import percentile_of
 from optimizer.model.verdict import Arm, Judgement
+from optimizer.stats.tail import requests_needed
 
 OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
@@ -375,18 +377,15 @@ def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry
     return _with_server(state, step.launch, status="measured")
 
 
-REQUESTS_FOR = {"_p99": 459, "_p95": 90}  # without a single miss, at 99 % confidence (ARCHITECTURE section 16; stats/tail.py)
-
-
 def _why_no(metric: str, measurement: Measurement) -> str:
     """Why a valid run has no value for the target's metric, and what would give one."""
     ok = measurement.points[0].requests_ok if measurement.points else 0
-    for quantile, needed in REQUESTS_FOR.items():
-        if quantile in metric:
-            return (
-                f"{ok} requests ended in the window, which carry no {metric}: that claim needs at least {needed}. Give a longer window_s (workload "
-                "file), a higher concurrency or a lower percentile"
-            )
+    percentile = percentile_of(metric)
+    if percentile is not None and percentile > 50:
+        return (
+            f"{ok} requests ended in the window, which carry no {metric}: that claim needs at least {requests_needed(percentile)}. Give a longer window_s "
+            "(workload file), a higher concurrency or a lower percentile"
+        )
     return f"the run gives no {metric} ({ok} requests ended in the window)"
 
 
