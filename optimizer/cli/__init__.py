@@ -53,7 +53,7 @@ for command in (
     studying.run, studying.plan, studying.resume,
     diagnosing.diagnose, benching.bench,
     asking.why, asking.why_not,
-    reading.journal, reading.studies, replaying.replay, exporting.export, learning.learned, reporting.report, reporting.diff,
+    reading.journal, reading.studies, replaying.replay, exporting.export, exporting.tradeoff, learning.learned, reporting.report, reporting.diff,
     boxes.doctor, boxes.stop, boxes.restore,
     knowledge.lint,
 ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""``export``: a study for other tools."""
+"""``export`` and ``tradeoff``: a study for other tools, and its Pareto front."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ def export(ctx: click.Context, study: str, url: str, as_json: bool) -> None:
     from optimizer.wiring.exporting import export_study
 
     found = export_study(study, roots_of(ctx), url)
+    if wants_json(ctx, as_json):
+        print_json(found)
+    else:
+        click.echo(found["text"])
+
+
+@click.command()
+@click.argument("study")
+@click.option("--latency", default="tpot_p50_ms", show_default=True, help="The latency metric: ttft_p50_ms, ttft_p99_ms, e2e_p90_ms …")
+@json_option
+@click.pass_context
+def tradeoff(ctx: click.Context, study: str, latency: str, as_json: bool) -> None:
+    """Show which measured settings and loads of STUDY nobody beats in throughput and latency at once."""
+    from optimizer.wiring.tradeoff import tradeoff as front
+
+    found = front(study, roots_of(ctx), latency)
     if wants_json(ctx, as_json):
         print_json(found)
     else:

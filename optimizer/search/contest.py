@@ -40,7 +40,7 @@ class Score(Frozen):
     not_recorded: float  # points asked for and never measured, per seed
     launches_above_default: float | None  # until the default is beaten (mean), None without one
     steps: int
-    own_s: float  # seconds without Optuna's own
+    own_s: float  # seconds of one core, without Optuna's own
 
 
 @dataclass
@@ -64,12 +64,12 @@ def contest(
 
 def _score(table: Table, name: str, directions: Sequence[Direction], seeds: int, most: int) -> Score:
     start = policy(name, table, directions)
-    started = time.perf_counter()
+    started = time.process_time()
     gains, index_of = table.gains(), {canonical_json(dict(point)): index for index, point in enumerate(table.points)}
     shares = [table.share(value) for value in table.values]
     limit = min(most, len(table.points))
     traces = [_run(start(seed), table, gains, shares, index_of, derived_seed("results", seed), limit) for seed in range(seeds)]
-    own = time.perf_counter() - started - sum(trace.foreign_s for trace in traces)
+    own = time.process_time() - started - sum(trace.foreign_s for trace in traces)
     missed = limit + 1
     reached = {}
     for place, share in enumerate(SHARES):

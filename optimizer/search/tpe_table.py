@@ -64,7 +64,7 @@ class TpeRun:
 
     def __init__(self, axes: Axes, seed: int) -> None:
         self.axes = axes
-        started = time.perf_counter()
+        started = time.process_time()
         self.optuna = load()
         self.source = random.Random(derived_seed("tpe ties", seed))
         self.free = np.ones(len(axes.places), dtype=np.bool_)
@@ -73,17 +73,17 @@ class TpeRun:
             seed=derived_seed("tpe", seed), multivariate=True, group=True, n_startup_trials=STARTUP_TRIALS
         )
         self.study = self.optuna.create_study(direction="maximize", sampler=sampler)
-        self.spent_s = time.perf_counter() - started  # inside Optuna
+        self.spent_s = time.process_time() - started  # inside Optuna
 
     def ask(self) -> int | dict[str, Any]:
         if self.instead is not None:
             return self.instead
-        started = time.perf_counter()
+        started = time.process_time()
         trial = self.study.ask(self.axes.distributions)
         # The trial is told as the configuration that is launched, under its own values.
         self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
         params = dict(trial.params)  # a deep copy, each time that it is read
-        self.spent_s += time.perf_counter() - started
+        self.spent_s += time.process_time() - started
         wanted = self.axes.place(params)
         apart = np.where(self.axes.choice, self.axes.places != wanted, np.abs(self.axes.places - wanted)).sum(axis=1)
         apart[~self.free] = np.inf
@@ -100,11 +100,11 @@ class TpeRun:
     def tell(self, index: int, gain: float) -> None:
         self.instead = None
         self.free[index] = False
-        started = time.perf_counter()
+        started = time.process_time()
         self.study.add_trial(
             self.optuna.trial.create_trial(value=gain, params=self.axes.params[index], distributions=self.axes.distributions)
         )
-        self.spent_s += time.perf_counter() - started
+        self.spent_s += time.process_time() - started
 
 
 def prepare(table: Table) -> Callable[[int], TpeRun]:

@@ -292,4 +292,4 @@ def _judgement(found: dict[str, Any]) -> list[str]:
     if summary["default"]["median_share_of_best"] is not None:
         lines.append(f"The untuned default gives {summary['default']['median_share_of_best'] * 100:.0f} % of the best on the median group.")
     steps = ", ".join(f"{name} {speed['steps_per_s']:,}" for name, speed in found["speed"].items() if speed["steps_per_s"])
-    return [*lines, f"Steps a second, Optuna's own time aside: {steps}."]
+    return [*lines, f"Steps a second a core, Optuna's own time aside: {steps}."]
