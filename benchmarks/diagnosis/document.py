@@ -1,6 +1,7 @@
 """docs/diagnosis.md from the current figures, and its calibration plot. ``python benchmarks/diagnosis/document.py`` writes
 both; the text is compared with the committed one by tests/incidents_score/test_document.py."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -215,8 +216,9 @@ def plot() -> None:
     axes.legend(loc="lower right", fontsize=8)
     figure.tight_layout()
     figure.savefig(PLOT, metadata={"Date": None, "Creator": None})
-    # Without spaces at the ends of lines, which the tool would keep in version control for ever.
-    PLOT.write_text("\n".join(line.rstrip() for line in PLOT.read_text().splitlines()) + "\n")
+    # The drawing alone: no licence, no address, and no spaces at the ends of lines.
+    drawn = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<!DOCTYPE.*?>", "", PLOT.read_text(), flags=re.DOTALL)
+    PLOT.write_text("\n".join(line.rstrip() for line in drawn.splitlines() if line.strip()) + "\n")
 
 
 if __name__ == "__main__":
