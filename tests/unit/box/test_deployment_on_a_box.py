@@ -37,7 +37,7 @@ def test_a_split_on_this_machine(pair: dict[int, str]) -> None:
     found: list[dict[str, object]] = []
     while len(found) < 3 and time.monotonic() < end:  # a process carries its command line only after exec
         time.sleep(0.1)
-        found = [row for row in machine._servers(procfs.table()) if row["pid"] in pair]
+        found = [row for row in machine._servers(procfs.table(), False) if row["pid"] in pair]
     assert {row["pid"]: row["role"] for row in found} == pair
     assert "sk-canary" not in repr(found)
     assert [described(group) for group in groups(found)] == [["router:31500", "prefill:31501", "decode:31502"]]
