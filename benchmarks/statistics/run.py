@@ -5,6 +5,7 @@
 About three minutes on one core; ``--quick`` divides the counts by ten. Everything is seeded."""
 
 import argparse
+import ast
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,20 +21,54 @@ from simulate import (
     many_tests,
     normal,
     quick_exits,
+    skewed,
+    winners_curse,
 )
 
+from optimizer.core import judge
 from optimizer.core.economy import policy_for
+from optimizer.model.canonical import digest
 from optimizer.model.verdict import JudgePolicy
+from optimizer.stats import interval, noise
 
 DOCS = Path(__file__).parents[2] / "docs" / "statistics.md"
 GPU, THOROUGH, CPU = JudgePolicy(), JudgePolicy(thorough=True), policy_for("cpu")
+TABLE_EFFECTS = (1.00, 1.02, 1.05, 1.2, 2.0, 5.0)
+TABLE_RUNS = 4000
 EFFECTS = (0.95, 1.00, 1.02, 1.03, 1.05, 1.10, 1.20, 1.25, 2.0, 5.0)
 HEAD = """# Operating characteristics of the judge
 
 Written by `python benchmarks/statistics/run.py --write`; simulations that call the product's own `judge`,
 `pooled_noise` and `drifted`. The bold number is the mean of candidate launches plus baseline launches made for the test;
 the first baseline pair is not counted. Noise is the launch-to-launch sd of ln(metric). A gate is what the project promises; the tests hold it.
+A test compares this line with the code: rules and simulation `{digest}`.
 """
+
+
+def inputs_digest() -> str:
+    """Of what the figures depend on: the rules, the policies, the simulation; comments and docstrings left out."""
+    sources = [Path(module.__file__ or "") for module in (judge, noise, interval)] + [Path(__file__).with_name("simulate.py")]
+    policies = [policy.plain() for policy in (GPU, THOROUGH, CPU)]
+    return digest([policies, [_code(path) for path in sources]])[:16]
+
+
+def _code(path: Path) -> str:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [item for item in body if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))]  # type: ignore[attr-defined]
+    return ast.unparse(tree)
+
+
+def launches_row(ratio: float) -> list[str]:
+    """One row of the first table: how a test of this true effect ends, and what each ending cost."""
+    row = [f"{ratio:.2f}"]
+    for sd in (0.02, 0.03, 0.05):
+        found = many_tests(ratio, normal(sd), GPU, TABLE_RUNS, seed=9)
+        parts = [f"{name} {100 * count / found.runs:.1f} % ({found.launches[name]:.1f})" for name, count in found.verdicts.most_common() if count >= found.runs / 200]
+        row.append(f"{', '.join(parts)}; all **{found.mean_launches:.1f}**")
+    return row
 
 
 def percent(share: float) -> str:
@@ -66,7 +101,12 @@ def report(scale: float) -> str:
 
     gaussian = {f"{100 * sd:.0f} %": normal(sd) for sd in (0.01, 0.02, 0.03, 0.05)}
     shapes = {"normal": normal, "heavy tails": heavy, "spawn lottery": lottery}
-    parts = [HEAD]
+    more = {**shapes, "skewed": skewed, "bimodal": lambda sd: bimodal(sd, within=sd / 3)}
+    parts = [HEAD.replace("{digest}", inputs_digest())]
+    parts.append(table(
+        "Launches spent per verdict by true effect (default policy, predicted 1.03 to 1.30; endings below 0.5 % left out)",
+        ["true effect", "noise 2 %", "noise 3 %", "noise 5 %"], [launches_row(ratio) for ratio in TABLE_EFFECTS],
+    ))  # fmt: skip
     parts.append(table(
         "Verdicts and launches by true effect, default policy, predicted 1.03 to 1.30",
         ["true ratio", *(f"noise {name}" for name in gaussian)], verdicts(GPU, gaussian, n(4000), (1.03, 1.30)),
@@ -97,7 +137,7 @@ def report(scale: float) -> str:
         ["edge", *(f"noise {name}" for name in gaussian)], rows,
     ))  # fmt: skip
     rows = []
-    for name, shape in shapes.items():
+    for name, shape in more.items():
         for sd in (0.01, 0.03, 0.05):
             cells = [coverage(shape(sd), GPU, n(20_000), 4, c, b) for c, b in ((1, 2), (2, 2), (3, 3), (8, 8))]
             rows.append([name, f"{100 * sd:.0f} %", *map(percent, cells)])
@@ -116,6 +156,29 @@ def report(scale: float) -> str:
     parts.append(table(
         "One re-measurement calls a baseline shift of so many s a drift", ["sd", "0", "3", "6"], rows,
     ))  # fmt: skip
+    rows = []
+    for drift in (0.0, 0.1, 0.3, 0.5):
+        cells = [many_tests(ratio, normal(0.03), GPU, n(4000), 10, drift=drift * 0.03) for ratio in (1.0, 1.1)]
+        rows.append([f"{drift:g}", *(f"{percent(found.share('supported', 'partial'))}; **{found.mean_launches:.1f}**" for found in cells)])
+    parts.append(table(
+        "A box that gains so many sd with every launch (noise 3 %): promoted all the same, and launches",
+        ["drift per launch, sd", "no effect", "true +10 %"], rows,
+    ))  # fmt: skip
+    rows = []
+    for target in (1.2, 2.0, 10.0):
+        plain = [many_tests(ratio, normal(0.03), GPU, n(4000), 11, (1.5, 4.0)) for ratio in (1.0, 1.1, 1.5)]
+        ended = [many_tests(ratio, normal(0.03), GPU, n(4000), 11, (1.5, 4.0), target=target) for ratio in (1.0, 1.1, 1.5)]
+        rows.append([f"{target:g}", *(f"{a.mean_launches:.1f} → **{b.mean_launches:.1f}**; kept {percent(a.share('supported', 'partial'))} → "
+                                      f"{percent(b.share('supported', 'partial'))}" for a, b in zip(plain, ended, strict=True))])  # fmt: skip
+    parts.append(table(
+        "An idea that claimed 1.5 to 4 gets no further look once its claim and the target are excluded (noise 3 %)",
+        ["target needs", "no effect", "true +10 %", "true 1.5x"], rows,
+    ))  # fmt: skip
+    rows = []
+    for ideas in (8, 20, 50):
+        seemed, fresh = winners_curse(ideas, normal(0.02), n(20_000), 12)
+        rows.append([str(ideas), f"{100 * seemed:+.1f} %", f"{100 * fresh:+.2f} %"])
+    parts.append(table("Best of so many equal settings (noise 2 %)", ["settings", "its own launch says", "its fresh confirmation says"], rows))
     parts.append(cpu_part(n))
     return "\n".join(parts)
 

@@ -40,6 +40,11 @@ def bimodal(sd: float, within: float = 0.03) -> Draw:
     return lambda rng: rng.gauss(0.0, within) + (half if rng.random() < 0.5 else -half)
 
 
+def skewed(sd: float) -> Draw:
+    """Most launches are near the best, a few are much slower (an exponential tail to the slow side)."""
+    return lambda rng: sd * (1.0 - rng.expovariate(1.0))
+
+
 @dataclass
 class Test:
     """How one idea ended: its judgement, and what it cost beyond the first baseline pair."""
@@ -61,12 +66,18 @@ class Box:
     other_arms: list[Arm] = field(default_factory=list)
     baseline_shift: float = 0.0
     false_drifts: int = 0
+    drift: float = 0.0  # log ratio that the box gains with every launch
+    clock: int = 0
+
+    def launch(self, effect: float) -> float:
+        self.clock += 1
+        return self.draw(self.rng) + effect + self.drift * self.clock
 
     def measure_baseline(self, candidate: Arm) -> bool:
         """One more launch of the baseline; true when it was taken for a drift and the comparator starts anew.
 
         The noise is pooled over everything launched before it, the ``candidate`` under test included."""
-        value = self.draw(self.rng) + self.baseline_shift
+        value = self.launch(self.baseline_shift)
         if len(self.baseline) >= 2:
             noise = pooled_noise([self.arm("baseline", self.baseline), candidate, *self.other_arms], self.policy)
             if drifted(value, self.baseline, noise, self.policy):
@@ -80,20 +91,26 @@ class Box:
     def arm(name: str, values: list[float]) -> Arm:
         return Arm(fingerprint=name, ln_values=tuple(values))
 
-    def test(self, effect: float, prediction: tuple[float, float] | None, budget: int, name: str = "candidate") -> Test:
-        """Test one idea with true log ratio ``effect`` until its judgement is final."""
-        values, spent, remeasured = [self.draw(self.rng) + effect], 1, 0
+    def test(
+        self, effect: float, prediction: tuple[float, float] | None, budget: int, name: str = "candidate", target: float | None = None
+    ) -> Test:
+        """Test one idea with true log ratio ``effect`` until its judgement is final.
+
+        ``target``: ratio that the study still needs. As in ``core.verdicts``, an idea whose claim and whose target both lie
+        beyond its interval gets no further look."""
+        values, spent, remeasured = [self.launch(effect)], 1, 0
         while True:
             candidate, comparator = self.arm(name, values), self.arm("baseline", self.baseline)
             noise = pooled_noise([comparator, candidate, *self.other_arms], self.policy)
             judgement = judge(candidate, comparator, noise, prediction, self.policy, budget - spent)
-            if judgement.final:
+            lost = target is not None and prediction is not None and judgement.high < min(prediction[0], target)
+            if judgement.final or lost:
                 if len(values) > 1:
                     self.other_arms.append(candidate)
                 return Test(judgement, spent, remeasured, effect)
             spent += 1
             if judgement.next_arm == "candidate":
-                values.append(self.draw(self.rng) + effect)
+                values.append(self.launch(effect))
             else:
                 remeasured += 1
                 self.measure_baseline(candidate)
@@ -108,6 +125,7 @@ class Cell:
     runs: int
     covered: float
     within_two: float  # share promoted within two launches after the baseline pair
+    launches: dict[str, float] = field(default_factory=dict)  # mean launches of the tests that ended so
 
     def share(self, *verdicts: str) -> float:
         return sum(self.verdicts[verdict] for verdict in verdicts) / self.runs
@@ -127,19 +145,25 @@ def many_tests(
     prediction: tuple[float, float] | None = (1.03, 1.30),
     baselines: int = 2,
     budget: int = 1000,
+    target: float | None = None,
+    drift: float = 0.0,
 ) -> Cell:
     """``runs`` fresh boxes, each testing one idea whose true ratio is ``ratio``."""
     rng = random.Random(seed)
     verdicts: Counter[str] = Counter()
+    spent: Counter[str] = Counter()
     launches, covered, quick = 0, 0, 0
     for _ in range(runs):
-        box = Box(rng, draw, policy, [draw(rng) for _ in range(baselines)])
-        result = box.test(math.log(ratio), prediction, budget)
+        box = Box(rng, draw, policy, drift=drift)
+        box.baseline = [box.launch(0.0) for _ in range(baselines)]
+        result = box.test(math.log(ratio), prediction, budget, target=target)
+        spent[result.judgement.verdict] += result.launches
         verdicts[result.judgement.verdict] += 1
         launches += result.launches
         covered += result.judgement.low <= ratio <= result.judgement.high
         quick += result.judgement.verdict in ("supported", "partial") and result.launches <= 2
-    return Cell(verdicts, launches / runs, runs, covered / runs, quick / runs)
+    each = {name: spent[name] / count for name, count in verdicts.items()}
+    return Cell(verdicts, launches / runs, runs, covered / runs, quick / runs, each)
 
 
 @dataclass
@@ -228,3 +252,13 @@ def coverage(
         half = half_width(0.95, noise.degrees_of_freedom, standard_error(noise.sd, n_candidate, n_baseline))
         hit += abs(d) <= half
     return hit / runs
+
+
+def winners_curse(ideas: int, draw: Draw, runs: int, seed: int) -> tuple[float, float]:
+    """(mean log gain that the best of ``ideas`` equal settings seems to have, the same of its fresh confirmation)."""
+    rng = random.Random(seed)
+    seemed = fresh = 0.0
+    for _ in range(runs):
+        seemed += max(draw(rng) for _ in range(ideas))
+        fresh += draw(rng)
+    return seemed / runs, fresh / runs

@@ -3,10 +3,10 @@ server as it was found. Pure; it judges by how far the reference agrees with its
 same prompt differently twice says nothing about a setting.
 
 Another kernel, another batch shape or another reduction order changes the last bits of the logits, and greedy decoding
-turns a tie into another word, after which the texts have nothing in common. So a probe counts as differing only where the
-model had a clear preference at the first differing token: at least ``TIE_NATS`` of log probability over the runner-up.
-In 16-bit floats logits of 16 to 32 are 0.125 apart; half a nat is four such steps. Servers that give no log
-probabilities are compared by words, where every difference counts. Then the count is tested against the reference's own
+turns a tie into another word, after which the texts have nothing in common. So a first differing token does not count
+where the model had no clear preference and the other token was among those it might as well have taken: less than
+``TIE_NATS`` of log probability behind. Servers that give no log probabilities are compared by words, where every
+difference counts. Then the count is tested against the reference's own
 (``stats.agreement``), so a single odd prompt among eight is never called a change: it is said and not judged."""
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 
-from optimizer.model.answers import AnswerComparison, AnswerPass, ProbeAnswer
+from optimizer.model.answers import TIE_NATS, AnswerComparison, AnswerPass, ProbeAnswer
 from optimizer.stats.agreement import chance_of_as_many
 
-TIE_NATS = 0.5
 ERROR = 0.05
 SHORTEST = 4  # tokens that the reference must repeat before a prompt can be compared with
 
@@ -50,16 +49,16 @@ class _Prompt:
         pairs = [(a, b, first_difference(a, b)) for a, b in combinations(reference, 2)]
         own = [at for _, _, at in pairs if at is not None]
         self.own_agreement = min(own) / longest if own else 1.0
-        self.own_differs = any(at is not None and not is_tie(a, at) and not is_tie(b, at) for a, b, at in pairs)
+        self.own_differs = any(at is not None and not is_tie(a, at, b) and not is_tie(b, at, a) for a, b, at in pairs)
         settled = min(own) if own else longest
         self.settled = settled >= min(SHORTEST, longest)
         # The answers are as good as the best match: one repetition of the old text shows that nothing was lost.
-        places = [(first_difference(a, b), a) for a in reference for b in candidate]
-        best, against = max(places, key=lambda item: longest if item[0] is None else item[0])
+        places = [(first_difference(a, b), a, b) for a in reference for b in candidate]
+        best, against, found = max(places, key=lambda item: longest if item[0] is None else item[0])
         self.agreement = 1.0 if best is None else best / longest
         self.tie = self.differs = False
         if best is not None and best < settled:
-            self.tie = is_tie(against, best)
+            self.tie = is_tie(against, best, found)
             self.differs = not self.tie
 
 
@@ -71,9 +70,12 @@ def first_difference(a: ProbeAnswer, b: ProbeAnswer) -> int | None:
     return None if len(a.tokens) == len(b.tokens) else min(len(a.tokens), len(b.tokens))
 
 
-def is_tie(answer: ProbeAnswer, at: int) -> bool:
-    """Whether the model had no clear preference for this token."""
-    return at < len(answer.margins) and answer.margins[at] < TIE_NATS
+def is_tie(answer: ProbeAnswer, at: int, other: ProbeAnswer) -> bool:
+    """Whether ``other``'s token was as good as ``answer``'s own at this place."""
+    if at >= len(answer.margins) or answer.margins[at] >= TIE_NATS:
+        return False
+    # An answer that ended here took a token that is not part of its text, and an old record names no other tokens.
+    return at >= len(other.tokens) or not answer.close or other.tokens[at] in answer.close.get(at, ())
 
 
 def _judge(rows: Sequence[_Prompt], *, asked: int, passes: int) -> AnswerComparison:

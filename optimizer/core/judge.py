@@ -28,6 +28,7 @@ class _Comparison:
     noise: Noise
     edge: float
     policy: JudgePolicy
+    wanders: bool = False  # the baseline's latest launch makes a drift likely
 
     @property
     def rope(self) -> float:
@@ -75,6 +76,7 @@ def judge(
         noise=noise,
         edge=max(math.log(prediction[0]), 0.0) if prediction else 0.0,
         policy=policy,
+        wanders=wanders(comparator.ln_values, noise, policy),
     )
     bayes_db = bayes_factor_db(case.d, case.se, prediction, policy) if prediction else 0.0
     return _decide(case, bayes_db, launches_left)
@@ -117,7 +119,7 @@ def _go_on(
             text = f"the chance that look {last} would support it is {chance:.0%}, below {policy.defer_below:.0%}"
             return _close(case, confidence, "deferred", text, bayes_db)
     # One lone baseline launch is the weakest part of every comparison, and whatever is added serves all candidates.
-    arm: Next = "baseline" if topping_up or case.n_baseline < 2 else "candidate"
+    arm: Next = "baseline" if topping_up or case.n_baseline < 2 or _baselines_turn(case) else "candidate"
     look = affordable[0]
     return _judgement(case, confidence, "unresolved", f"look {look} comes next", bayes_db, arm, _cost_of(look, case))
 
@@ -182,6 +184,23 @@ def _baseline_needed(case: _Comparison) -> int:
     """Baseline launches that a look now asks for: as many as the candidate's within 3 sd, and never one alone."""
     within = abs(case.d) <= case.policy.top_up_within_sd * case.noise.sd
     return max(2, case.n_candidate) if within else 2
+
+
+def _baselines_turn(case: _Comparison) -> bool:
+    """Between looks the arms take turns, the baseline first, where its launches will be asked for anyway and its latest one
+    makes a drift of the box likely: launched in two blocks, a drift would look like an effect. Where nothing points to one the
+    candidate goes first, because an effect that grows beyond the top-up distance saves the baseline's launches."""
+    within = abs(case.d) <= case.policy.top_up_within_sd * case.noise.sd
+    return case.wanders and within and case.n_candidate >= 2 and case.n_baseline <= case.n_candidate
+
+
+def wanders(ln_values: Sequence[float], noise: Noise, policy: JudgePolicy) -> bool:
+    """Half way to ``drifted``: the latest baseline launch misses the others by more than half the bound. By chance alone it
+    does so once in eight."""
+    if len(ln_values) < 2:
+        return False
+    others = ln_values[:-1]
+    return abs(ln_values[-1] - _mean(others)) > policy.drift_sd / 2 * noise.sd * math.sqrt(1 + 1 / len(others))
 
 
 def _cost_of(look: int, case: _Comparison) -> int:

@@ -19,15 +19,19 @@ PROBES = (
     "Once upon a time, in a village at the edge of a great forest, there lived",
 )
 PROBE_TOKENS = 32
+# In 16-bit floats logits of 16 to 32 are 0.125 apart; half a nat is four such steps.
+TIE_NATS = 0.5
 MOST_PROBES, FEWEST_PROBES = 64, 4
 
 
 class ProbeAnswer(Frozen):
     """One greedy answer. ``margins``: ln probability of each token over the runner-up's, in nats; empty where the server
-    gives no log probabilities. ``tokens`` are words of the text then."""
+    gives no log probabilities. ``tokens`` are words of the text then. ``close``: by place, the tokens that were less than
+    ``TIE_NATS`` behind the chosen one; places without any are left out."""
 
     tokens: tuple[str, ...]
     margins: tuple[FiniteFloat, ...] = ()
+    close: dict[int, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class AnswerPass(Frozen):

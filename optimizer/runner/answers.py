@@ -13,7 +13,7 @@ from typing import Any
 from optimizer.box.box import Box
 from optimizer.endpoint.client import Endpoint, JsonAnswer
 from optimizer.errors import BoxError, LinkLost, UsageError
-from optimizer.model.answers import FEWEST_PROBES, MOST_PROBES, PROBE_TOKENS, PROBES, AnswerPass, ProbeAnswer
+from optimizer.model.answers import FEWEST_PROBES, MOST_PROBES, PROBE_TOKENS, PROBES, TIE_NATS, AnswerPass, ProbeAnswer
 from optimizer.model.canonical import digest
 
 LONGEST_PROBE = 20_000  # characters
@@ -95,7 +95,7 @@ async def ask_endpoint(endpoint: Endpoint, model: str, prompts: Sequence[str], p
 async def _complete(endpoint: Endpoint, model: str, prompt: str, timeout_s: float, with_margins: bool) -> JsonAnswer:
     body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": PROBE_TOKENS, "temperature": 0, "seed": 0, "stream": False}
     if with_margins:
-        body["logprobs"] = 2
+        body["logprobs"] = 5  # all that the API allows
     return await endpoint.post_json("/v1/completions", body, timeout_s)
 
 
@@ -109,14 +109,18 @@ def parse(value: Any) -> ProbeAnswer | None:
     if isinstance(details, dict):
         tokens, chosen, top = details.get("tokens"), details.get("token_logprobs"), details.get("top_logprobs")
         if isinstance(tokens, list) and isinstance(chosen, list) and isinstance(top, list) and 0 < len(tokens) == len(chosen) == len(top):
-            margins = [_margin(token, own, others) for token, own, others in zip(tokens, chosen, top, strict=True)]
-            return ProbeAnswer(tokens=tuple(map(str, tokens)), margins=tuple(margins))
+            rows = [_behind(token, own, others) for token, own, others in zip(tokens, chosen, top, strict=True)]
+            close = {place: tuple(sorted(name for name, gap in row.items() if gap < TIE_NATS)) for place, row in enumerate(rows)}
+            return ProbeAnswer(
+                tokens=tuple(map(str, tokens)), margins=tuple(min(row.values(), default=NO_RUNNER_UP) for row in rows),
+                close={place: names for place, names in close.items() if names},
+            )  # fmt: skip
     return ProbeAnswer(tokens=tuple(re.findall(r"\s*\S+", first["text"])))
 
 
-def _margin(token: Any, own: Any, others: Any) -> float:
-    """How much likelier the chosen token was than the next one. A token chosen although another was likelier is a tie."""
+def _behind(token: Any, own: Any, others: Any) -> dict[str, float]:
+    """Nats by which each other token was less likely than the chosen one; one that was likelier is a tie."""
     if not isinstance(own, int | float) or not isinstance(others, dict):
-        return NO_RUNNER_UP
-    rest = [float(value) for name, value in others.items() if name != str(token) and isinstance(value, int | float)]
-    return max(0.0, min(NO_RUNNER_UP, float(own) - max(rest))) if rest else NO_RUNNER_UP
+        return {}
+    rest = {str(name): float(value) for name, value in others.items() if name != str(token) and isinstance(value, int | float)}
+    return {name: max(0.0, min(NO_RUNNER_UP, float(own) - value)) for name, value in rest.items()}

@@ -13,19 +13,22 @@ from simulate import (
     many_tests,
     normal,
     quick_exits,
+    skewed,
+    winners_curse,
 )
 
 from optimizer.core.economy import policy_for
 from optimizer.model.verdict import JudgePolicy
 
 POLICY = JudgePolicy()
-NOISE = {"normal": normal, "heavy": heavy, "lottery": lottery}
+NOISE = {"normal": normal, "heavy": heavy, "lottery": lottery, "skewed": skewed, "bimodal": lambda sd: bimodal(sd, within=sd / 3)}
 
 
-@pytest.mark.parametrize("shape", NOISE)
+@pytest.mark.parametrize("shape", ["normal", "heavy", "lottery"])
 @pytest.mark.parametrize(("sd", "gate"), [(0.01, 0.05), (0.03, 0.05), (0.05, 0.06)])
 def test_s1_studies_without_effect_promote_nothing(shape: str, sd: float, gate: float) -> None:
-    found = aa_studies(NOISE[shape](sd), POLICY, 800, seed=11, target_above=3 * sd)
+    # At 5 % the truth is 5.6 % in the worst shapes (docs/statistics.md): 800 studies could not tell it from the gate.
+    found = aa_studies(NOISE[shape](sd), POLICY, 3000 if sd == 0.05 else 800, seed=11, target_above=3 * sd)
     assert found.promoted <= gate
     assert found.met <= 0.01
     assert found.ideas > 5  # the studies did try something
@@ -45,8 +48,8 @@ def test_s2_power_and_cost(ratio: float, sd: float, supported: float, launches: 
 
 
 def test_s2_thorough_finds_small_effects() -> None:
-    found = many_tests(1.05, normal(0.02), JudgePolicy(thorough=True), 400, seed=13)
-    assert found.share("supported") >= 0.93
+    found = many_tests(1.05, normal(0.02), JudgePolicy(thorough=True), 1500, seed=13)
+    assert found.share("supported") >= 0.95
 
 
 @pytest.mark.parametrize("sd", [0.01, 0.02, 0.03, 0.05])
@@ -66,7 +69,8 @@ def test_s3_a_true_lower_edge_is_not_judged_short(edge: float, sd: float) -> Non
     ("shape", "sd", "gate"),
     [
         ("normal", 0.01, 0.94), ("normal", 0.03, 0.94), ("heavy", 0.01, 0.94), ("heavy", 0.03, 0.94),
-        ("normal", 0.05, 0.90), ("heavy", 0.05, 0.90), ("lottery", 0.03, 0.87),
+        ("normal", 0.05, 0.90), ("heavy", 0.05, 0.90), ("lottery", 0.03, 0.87), ("skewed", 0.01, 0.94), ("skewed", 0.03, 0.94),
+        ("skewed", 0.05, 0.90), ("bimodal", 0.01, 0.94), ("bimodal", 0.03, 0.94), ("bimodal", 0.05, 0.87),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("launches", [(1, 2), (3, 3)])
@@ -107,3 +111,38 @@ def test_cpu_engines_do_not_promote_noise_and_still_find_factors(draw, sd: float
 def test_the_default_policy_would_promote_noise_there() -> None:
     """Why the CPU policy exists: this check shows that the one above can fail."""
     assert aa_studies(bimodal(0.12), POLICY, 400, seed=25).promoted > 0.10
+
+
+@pytest.mark.parametrize(("drift", "gate"), [(0.1, 0.02), (0.3, 0.04)])
+def test_a_slow_drift_is_rarely_taken_for_a_gain(drift: float, gate: float) -> None:
+    """The box gets faster by so many sd with every launch; no idea has an effect. Ten per cent are still found."""
+    found = many_tests(1.0, normal(0.02), POLICY, 1000, seed=26, drift=drift * 0.02)
+    assert found.share("supported", "partial") <= gate
+    assert many_tests(1.1, normal(0.02), POLICY, 500, seed=27, drift=drift * 0.02).share("supported", "partial") >= 0.97
+
+
+def test_an_excluded_claim_and_target_save_launches_and_lose_no_gain_that_counts() -> None:
+    for ratio, target in ((1.0, 10.0), (1.1, 10.0)):
+        plain = many_tests(ratio, normal(0.03), POLICY, 600, seed=28, prediction=(1.5, 4.0))
+        ended = many_tests(ratio, normal(0.03), POLICY, 600, seed=28, prediction=(1.5, 4.0), target=target)
+        assert ended.mean_launches <= min(1.2, plain.mean_launches)
+    # What could reach the target is never given up: the interval of a true 2x lies above a target of 1.5.
+    assert many_tests(2.0, normal(0.03), POLICY, 600, seed=29, prediction=(1.5, 4.0), target=1.5).share("supported") >= 0.99
+    assert many_tests(1.5, normal(0.05), POLICY, 600, seed=30, prediction=(1.5, 4.0), target=1.5).share("supported", "partial") >= 0.99
+
+
+@pytest.mark.parametrize(("ideas", "seems"), [(8, 0.028), (20, 0.037), (50, 0.045)])
+def test_the_winners_curse_is_gone_from_the_fresh_confirmation(ideas: int, seems: float) -> None:
+    """The best of equal settings looks better than it is; only the number of its fresh launch is reported."""
+    seemed, fresh = winners_curse(ideas, normal(0.02), 4000, seed=31)
+    assert seemed == pytest.approx(seems, abs=0.002)
+    assert abs(fresh) <= 0.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["normal", "heavy", "lottery"])
+@pytest.mark.parametrize(("sd", "gate"), [(0.01, 0.05), (0.02, 0.05), (0.03, 0.05), (0.05, 0.06)])
+def test_s1_at_full_count(shape: str, sd: float, gate: float) -> None:
+    found = aa_studies(NOISE[shape](sd), POLICY, 10_000, seed=2, target_above=3 * sd)
+    assert found.promoted <= gate
+    assert found.met <= 0.01

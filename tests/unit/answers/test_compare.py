@@ -58,6 +58,16 @@ def test_a_difference_where_the_model_had_no_preference_is_no_change() -> None:
     assert few is not None and few.verdict == "same" and few.near_ties == 2
 
 
+def test_a_tie_goes_to_a_token_that_was_in_reach() -> None:
+    """Other weights take any token; another kernel takes one that was nearly as likely."""
+    def tied(*names: str) -> list[AnswerPass]:
+        return [one_pass(*(answer(text, t5=0.2).model_copy(update={"close": {5: names}}) for text in TEXTS))] * 2
+
+    assert compare(tied("other", "third"), changed(8)).near_ties == 8  # type: ignore[union-attr]
+    found = compare(tied("third"), changed(8))
+    assert found is not None and found.verdict == "changed" and found.near_ties == 0
+
+
 def test_without_log_probabilities_every_difference_counts() -> None:
     bare = [one_pass(*(ProbeAnswer(tokens=tuple(text.split())) for text in TEXTS))] * 2
     assert compare(bare, changed(8)).verdict == "changed"  # type: ignore[union-attr]

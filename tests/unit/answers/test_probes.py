@@ -39,6 +39,7 @@ def test_tokens_and_margins_of_an_answer() -> None:
     found = parse({"choices": [choice]})
     assert found is not None and found.tokens == (" a", " b")
     assert found.margins == (3.0, 0.0)  # a token that was not the likeliest is a tie
+    assert found.close == {1: (" d",)}
     bare = parse({"choices": [{"text": " a  b\nc"}]})
     assert bare is not None and bare.tokens == (" a", "  b", "\nc") and bare.margins == ()
 

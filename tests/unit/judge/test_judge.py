@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.core.judge import bayes_factor_db, chance_of_support, drifted, judge, verdict_of
+from optimizer.core.judge import bayes_factor_db, chance_of_support, drifted, judge, verdict_of, wanders
 from optimizer.errors import OptimizerError
 from optimizer.model.verdict import Arm, Judgement, JudgePolicy, Noise
 from optimizer.stats.noise import pooled_noise
@@ -87,12 +87,36 @@ def test_promising_goes_on_to_look_two_then_three() -> None:
     assert not found.final and found.next_arm == "candidate" and found.verdict == "unresolved"
 
 
+@pytest.mark.parametrize(("baseline", "order"), [([0.0, 0.002], "cbccbb"), ([0.0, 0.07], "bcccbb")])
+def test_the_arms_take_turns_where_the_baseline_wanders(baseline: list[float], order: str) -> None:
+    """In two blocks a drift would be measured as an effect; where nothing (any longer) points to one, the candidate goes first."""
+    sd, said, middle = 0.03, "", sum(baseline) / 2
+    candidate, known = [middle + 1.5 * sd, middle + 1.7 * sd], list(baseline)
+    for _ in order:
+        found = run(candidate, known, noise=Noise(sd=sd, degrees_of_freedom=5))
+        assert not found.final
+        said += str(found.next_arm)[0]
+        if found.next_arm == "candidate":
+            candidate.append(middle + 1.6 * sd)
+        else:
+            known.append(middle)
+    assert said == order
+
+
+def test_half_the_drift_bound_is_wandering() -> None:
+    noise, policy = Noise(sd=0.03, degrees_of_freedom=3), JudgePolicy()
+    assert wanders([0.0, 0.07], noise, policy) and not drifted(0.07, [0.0], noise, policy)
+    assert not wanders([0.0, 0.06], noise, policy)
+    assert not wanders([0.0], noise, policy)
+
+
 def test_a_small_claim_has_the_baseline_topped_up_before_the_look() -> None:
     noise = Noise(sd=0.03, degrees_of_freedom=5)
     within, beyond = [0.07, 0.08, 0.08], [0.14, 0.15, 0.14]
     found = run(within, [0.0, 0.0], noise=noise)
     assert found.next_arm == "baseline" and found.expected_launches == 1
-    assert run(within, [0.0, 0.0, 0.0], noise=noise).next_arm != "baseline"
+    after = run(within, [0.0, 0.0, 0.0], noise=noise)
+    assert after.look == 3 and "look 5" in after.reason  # the look at three was held
     assert run(beyond, [0.0, 0.0], noise=noise).verdict == "supported"
 
 

@@ -60,9 +60,18 @@ class Wording:
         found: list[bytes] = []
         for index in range(tokens):
             if index in leaves:
-                place = (place + 1 + zlib.crc32(f"{leaves[index]}/{place}".encode())) % len(_STREAM)
+                place = self._other(place, leaves[index])
             found.append(_STREAM[(place + index) % len(_STREAM)])
         return found
+
+    def runners_up(self, prompt: str, tokens: int) -> list[bytes]:
+        """The second choice at each place of the text that the exact model gives."""
+        place = zlib.crc32(prompt.encode()) % len(_STREAM)
+        return [_STREAM[(self._other(place, "tie") + index) % len(_STREAM)] for index in range(tokens)]
+
+    @staticmethod
+    def _other(place: int, why: str) -> int:
+        return (place + 1 + zlib.crc32(f"{why}/{place}".encode())) % len(_STREAM)
 
     def _leaves(self, prompt: str, tokens: int) -> dict[int, str]:
         """Where the answer leaves the text that the exact model gives, and what for."""
@@ -238,9 +247,10 @@ class Stream:
             return {**base, "object": "chat.completion", "choices": [{**choice, "message": message}]}
         if self.logprobs:
             margins = [self.wording.margin(self.prompt, index) for index in range(self.total)]
+            others = [piece.decode() for piece in self.wording.runners_up(self.prompt, self.total)]
             choice["logprobs"] = {
                 "tokens": pieces, "token_logprobs": [-0.05] * self.total, "text_offset": [0] * self.total,
-                "top_logprobs": [{piece: -0.05, " (other)": -0.05 - margin} for piece, margin in zip(pieces, margins, strict=True)],
+                "top_logprobs": [{other: -0.05 - margin, piece: -0.05} for piece, other, margin in zip(pieces, others, margins, strict=True)],
             }  # fmt: skip
         return {**base, "object": "text_completion", "choices": [{**choice, "text": text}]}
 
