@@ -12,6 +12,7 @@ from optimizer.model.base import Value
 
 MAX_KEYS = 4000
 _WORDS: dict[str, Value] = {"None": None, "True": True, "False": False, "0": 0, "1": 1}
+_INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,16})\Z")
 _MARKS = re.compile(r"[\\'\"(\[{<)\]}>,]")
 
 
@@ -79,6 +80,8 @@ def literal(value: str, depth: int = 0) -> Value:
         return value[:200]
     if value[:1] == "'" and value.find("'", 1) == len(value) - 1 and "\\" not in value:
         return value[1:-1]
+    if _INTEGER.match(value):
+        return int(value)
     if value.startswith("{"):
         return dict(arguments(value, depth + 1)) if value.endswith("}") and depth < 6 else value[:2000]
     try:

@@ -40,6 +40,8 @@ class SglangLog(SglangState):
             marks = steps.kept.open(block)
             decode, prefill = marks.first.append, marks.second.append
             for index, raw in enumerate(block.lines):
+                if b" HTTP/1." in raw:
+                    continue  # access lines: most of a busy server's log
                 cut = raw.find(b"] ", 0, _HEADER) + 2
                 if cut < 2:
                     cut = 0
@@ -48,12 +50,9 @@ class SglangLog(SglangState):
                     if cut and raw.startswith(b"Decode batch, #running-req: ", cut):
                         decode(index)
                         continue
-                elif key == b"Prefil":
-                    if cut and raw.startswith(b"Prefill batch, #new-seq: ", cut):
-                        prefill(index)
-                        continue
-                elif key == b"INFO: " and b"HTTP/1." in raw:
-                    continue  # access lines: most of a busy server's log
+                elif key == b"Prefil" and cut and raw.startswith(b"Prefill batch, #new-seq: ", cut):
+                    prefill(index)
+                    continue
                 if (key not in table or not self._message(block.line(index), cut)) and raw[cut:] not in dull:
                     self._other(block.line(index), cut)
             steps.close()
@@ -96,8 +95,6 @@ class SglangLog(SglangState):
                 self.steps.kept.add(line, at)
             else:
                 self.found.stranger(line)
-        elif b" HTTP/1." in raw:
-            return
         elif b"slow tokenizer" in raw:
             self.warn("slow_tokenizer", line)
         elif b"it/s][2" in raw or b"s/it][2" in raw:

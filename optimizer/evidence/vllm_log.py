@@ -48,9 +48,11 @@ class VllmLog(VllmState):
             marks = statistics.kept.open(block)
             mark, mark_spec = marks.first.append, marks.second.append
             for index, raw in enumerate(block.lines):
+                if b" HTTP/1." in raw:
+                    continue  # access lines: most of a busy server's log
                 cut = raw.find(b"] ", 0, HEADER) + 2
                 if cut < 2:
-                    if b" HTTP/1." not in raw and raw not in dull:  # access lines: most of a busy server's log
+                    if raw not in dull:
                         self._bare(block.line(index))
                     continue
                 key = raw[cut : cut + 6]
@@ -82,8 +84,6 @@ class VllmLog(VllmState):
         raw = line.raw
         if self.first_s is None:
             self.first_s = seconds_of(raw)
-        if b" HTTP/1." in raw:
-            return
         if message.startswith(b"NCCL "):
             self.nccl.line(line)
             self._forget(message)

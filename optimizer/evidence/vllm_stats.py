@@ -104,34 +104,37 @@ class Stats:
 
     def _stats(self, place: Place, raw: bytes, at: int) -> bool:
         match = _STATS.match(raw, at)
+        share: float | None
+        rate: float | None
         if match:
-            engine, prompt, rate, running, waiting, preempted, usage = match.groups()
+            engine, prompt, speed, running, waiting, preempted, usage = match.groups()
+            rate, share, computed, queue = float(speed), float(usage), float(prompt), int(waiting)
         else:
             message = clean(raw[at:])[:2000]
             known: dict[bytes, bytes] = {}
             for key, value in _FIELD.findall(message):
                 known.setdefault(key.strip(), value)
-            running, rate = known.get(b"Running", b""), known.get(b"Avg generation throughput", b"")
+            running = known.get(b"Running", b"")
             if not running.isdigit() or b"Avg generation throughput: " not in message:
                 self._found.stranger(Line(*place))
                 return False
             head = re.match(rb"Engine (\d{1,4}): ", message)
             engine = head[1] if head else b""
-            prompt = known.get(b"Avg prompt throughput", b"")
-            waiting = known.get(b"Waiting", known.get(b"Pending", b"0"))
             preempted = known.get(b"Preemptions", b"")
-            usage = next((value for key, value in known.items() if key.endswith(b"KV cache usage")), b"")
+            rate = number(known.get(b"Avg generation throughput"))
+            computed = number(known.get(b"Avg prompt throughput")) or 0.0
+            queue = int(number(known.get(b"Waiting", known.get(b"Pending"))) or 0)
+            share = number(next((value for key, value in known.items() if key.endswith(b"KV cache usage")), b""))
         rank = (engine or b"").decode()
         count = int(running)
-        share = number(usage)
-        use: float | None = None if share is None or (share == 0 and count > 0) else share / 100
+        use = None if share is None or (share == 0 and count > 0) else share / 100
         timed = self._running.get(rank, False)
         self._running[rank] = count > 0
-        self.lines.append(Decode(place, rank, count, int(number(waiting) or 0), use, None, number(rate), None, timed))
+        self.lines.append(Decode(place, rank, count, queue, use, None, rate, None, timed))
         self.count += 1
-        if (speed := number(prompt)) is not None and speed > 0:
-            self.prompt_rates.append((speed, place))
-        if preempted:
+        if computed > 0:
+            self.prompt_rates.append((computed, place))
+        if preempted and preempted.isdigit():
             self.preemptions += int(preempted)
             self.preempted = self.preempted or place
         return True
