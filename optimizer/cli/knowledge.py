@@ -11,14 +11,15 @@ from optimizer.cli.base import json_option, print_json, wants_json
 
 
 @click.command()
-@click.argument("folder", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("path", required=False, type=click.Path(path_type=Path, exists=True))
 @json_option
 @click.pass_context
-def lint(ctx: click.Context, folder: Path | None, as_json: bool) -> None:
-    """Check playbooks, spaces and the other knowledge files."""
+def lint(ctx: click.Context, path: Path | None, as_json: bool) -> None:
+    """Check playbooks, spaces and the other knowledge files of a folder, or one such file, or a case (JSON)."""
     from optimizer.wiring import lint_knowledge
 
-    found = lint_knowledge(folder or ctx.obj["knowledge"])
+    single = path if path is not None and path.is_file() else None
+    found = lint_knowledge(ctx.obj["knowledge"] if single is not None else path or ctx.obj["knowledge"], single)
     if wants_json(ctx, as_json):
         print_json(found)
     else:

@@ -511,12 +511,25 @@ async def restore_host(name: str, inside: str | None = None) -> dict[str, Any]:
         return {"host": name, "study": holder.study, "restored": restored.pid is not None, "pid": restored.pid, "text": text}
 
 
-def lint_knowledge(folder: Path | None) -> dict[str, Any]:
-    """Every finding in the knowledge files, with file and line."""
+def lint_knowledge(folder: Path | None, path: Path | None = None) -> dict[str, Any]:
+    """Every finding in the knowledge files, with file and line; or those of one more file: a case (JSON) or a knowledge file."""
     from optimizer.knowledge.lint import lint
+    from optimizer.knowledge.lint_case import LIMIT_BYTES, lint_case
 
-    findings = lint(read_files(find_knowledge(folder)))
+    files = read_files(find_knowledge(folder))
+    if path is None:
+        findings = lint(files)
+    elif path.suffix in (".yaml", ".yml"):
+        with path.open("rb") as stream:
+            data = stream.read(LIMIT_BYTES + 1)
+        kept = {name: text for name, text in files.items() if Path(name).name != path.name}
+        findings = lint({**kept, str(path): data.decode("utf-8", "replace")}, complete=False)
+        findings = tuple(finding for finding in findings if finding.file == str(path))
+    else:
+        with path.open("rb") as stream:
+            data = stream.read(10 * LIMIT_BYTES)
+        findings = lint_case(data, str(path), library_from_files(files).vocabulary)
     lines = [finding.text for finding in findings]
     errors = sum(1 for finding in findings if finding.level == "error")
-    return {"findings": [finding.plain() for finding in findings], "errors": errors,
-            "lines": lines or ["No finding: playbooks, spaces and the other knowledge files are consistent."]}  # fmt: skip
+    clean = "No finding: playbooks, spaces and the other knowledge files are consistent." if path is None else f"No finding in {path}."
+    return {"findings": [finding.plain() for finding in findings], "errors": errors, "lines": lines or [clean]}
