@@ -32,6 +32,7 @@ import urllib.parse
 VERSION = 1
 MAX_HEAD_BYTES = 65536
 MAX_EVENT_BYTES = 8 << 20
+READ_BYTES = 32768
 SUB_WINDOWS = 20
 ITL_STEP = 1.02  # bins of the inter-chunk histogram grow by 2 %: a percentile read from it is within 1 %
 TICK_S = 0.02
@@ -727,6 +728,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport):
         self.transport, self.served = transport, 0
+        if hasattr(transport, "max_size"):  # asyncio's own: 256 KiB are set aside and given back for every read
+            transport.max_size = READ_BYTES
 
     def send(self, request):
         self.request, self.response = request, self.generator.reader(self.generator.dialect)
