@@ -64,9 +64,10 @@ def contest(
 
 def _score(table: Table, name: str, directions: Sequence[Direction], seeds: int, most: int) -> Score:
     start = policy(name, table, directions)
-    started = time.process_time()
     gains, index_of = table.gains(), {canonical_json(dict(point)): index for index, point in enumerate(table.points)}
-    shares = [table.share(value) for value in table.values]
+    best = table.best
+    shares = [table.share(value, best) for value in table.values]
+    started = time.process_time()
     limit = min(most, len(table.points))
     traces = [_run(start(seed), table, gains, shares, index_of, derived_seed("results", seed), limit) for seed in range(seeds)]
     own = time.process_time() - started - sum(trace.foreign_s for trace in traces)

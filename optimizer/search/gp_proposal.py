@@ -11,7 +11,7 @@ from optimizer.model.base import Value
 from optimizer.model.canonical import derived_seed
 from optimizer.model.space import Direction, Param, Trial
 from optimizer.search.encode import Array, dimensions
-from optimizer.search.gaussian import Posterior, prior
+from optimizer.search.gaussian import Posterior, Prior
 from optimizer.search.grid import Point, key, points, restricted, sample
 
 _MOST_POINTS = 400
@@ -82,8 +82,8 @@ def importance(
 
 def _posterior(every: Sequence[Point], names: Sequence[str], directions: Sequence[Direction]) -> tuple[Posterior, Array]:
     dims = dimensions(every, names, directions, "throughput")
-    means, covariances = prior(dims, len(every), knowledge=bool(directions))
-    return Posterior(means, covariances), means.max(axis=0)
+    before = Prior(dims, len(every), knowledge=bool(directions))
+    return Posterior(before), before.means.max(axis=0)
 
 
 def _points(params: Sequence[Param], seed: int, fixed: Mapping[str, Value], context: View | None) -> list[Point]:

@@ -4,7 +4,7 @@ far as measurements bear it out; ``gp`` is the same model without knowledge, ``r
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -13,13 +13,11 @@ from optimizer.model.base import Value
 from optimizer.model.canonical import derived_seed
 from optimizer.model.space import Direction
 from optimizer.search.encode import Array, dimensions
-from optimizer.search.gaussian import Posterior, prior
+from optimizer.search.gaussian import Posterior, Prior
 from optimizer.search.table import Table
 
 Ask = int | Mapping[str, Value]  # the index of a configuration, or a point that may have none
 
-# Of a larger table the model sees the most promising configurations; a covariance of all of them would not fit.
-_MOST_MODELLED = 600
 _KEPT_NODES = 4096
 _KEPT_FLOATS = 30_000_000
 _NOISE = 0.02  # of one measurement (ln), where the table does not repeat any
@@ -97,16 +95,10 @@ class Model:
         dims = dimensions(table.points, table.names, directions if knowledge else (), table.effect)
         count = len(table.points)
         self.expected: Array = sum((dim.expected for dim in dims), np.zeros(count))
-        kept = np.argsort(-self.expected, kind="stable")[:_MOST_MODELLED] if count > _MOST_MODELLED else np.arange(count)
-        self.kept = np.sort(kept)
-        self.rest = [index for index in range(count) if index not in set(self.kept.tolist())]
-        self.position = {int(index): place for place, index in enumerate(self.kept)}
-        inside = [replace(dim, place=dim.place[self.kept], expected=dim.expected[self.kept]) for dim in dims]
-        means, covariances = prior(inside, len(self.kept), knowledge=knowledge)
         self.noise = max(table.noise() or _NOISE, 0.002)
-        start = self.expected[self.kept] if knowledge else np.zeros(len(self.kept))
-        self.root = _Node(self._ties(start, frozenset()), Posterior(means, covariances), -np.inf, frozenset())
-        self.room = min(_KEPT_NODES, _KEPT_FLOATS // max(1, covariances.size))
+        start = self.expected if knowledge else np.zeros(count)
+        self.root = _Node(self._ties(start, frozenset()), Posterior(Prior(dims, count, knowledge=knowledge)), -np.inf, frozenset())
+        self.room = min(_KEPT_NODES, _KEPT_FLOATS // (20 * count))
 
     def next(self, node: _Node, index: int, gain: float) -> _Node:
         known = node.children.get((index, gain))
@@ -114,8 +106,7 @@ class Model:
             return known
         # Once the memory is full, a run goes on alone: nobody else continues from its node, so nothing is copied.
         posterior = node.posterior.copy() if node.kept else node.posterior
-        if (place := self.position.get(index)) is not None:
-            posterior.observe(place, gain, self.noise**2)
+        posterior.observe(index, gain, self.noise**2)
         best, measured = max(node.best, gain), node.measured | {index}
         ties = self._ties(posterior.expected_gain(best), measured)
         found = _Node(ties, posterior, best, measured, kept=node.kept and self.room > 0)
@@ -126,18 +117,18 @@ class Model:
 
     def best_of(self, node: _Node, left: set[int]) -> int:
         """The most promising of ``left``, the first of equals."""
-        score = self.expected[self.kept] if node is self.root else node.posterior.expected_gain(node.best)
-        inside = [(float(score[self.position[index]]), -index) for index in left if index in self.position]
-        return -max(inside)[1] if inside else min(left)
+        score = self.expected if node is self.root else node.posterior.expected_gain(node.best)
+        return -max((float(score[index]), -index) for index in left)[1]
 
     def _ties(self, score: Array, measured: frozenset[int]) -> list[int]:
-        """The best of what is left. The model's last resort are the configurations that it does not look at."""
-        free = [place for place, index in enumerate(self.kept) if int(index) not in measured]
-        if not free:
-            return [index for index in self.rest if index not in measured]
-        worth = score[free]
-        top = worth.max()
-        return [int(self.kept[free[place]]) for place in np.flatnonzero(worth >= top - _TIE * max(1.0, abs(float(top))))]
+        """The best of what is left; several where they are worth the same."""
+        worth = score.copy()
+        if measured:
+            worth[list(measured)] = -np.inf
+        top = float(worth.max())
+        if top == -np.inf:
+            return []
+        return [int(index) for index in np.flatnonzero(worth >= top - _TIE * max(1.0, abs(top)))]
 
 
 @dataclass

@@ -52,9 +52,9 @@ class Table:
     def best(self) -> float:
         return max(self.values) if self.direction == "max" else min(self.values)
 
-    def share(self, value: float) -> float:
+    def share(self, value: float, best: float | None = None) -> float:
         """How much of the best a value is: 1 for the best, 0.95 for 5 % less throughput or 1/0.95 of the latency."""
-        best = self.best
+        best = self.best if best is None else best
         if self.direction == "max":
             return value / best if best > 0 else 1.0 - (best - value) / max(abs(best), 1e-12)
         return best / value if value > 0 and best > 0 else 1.0 - (value - best) / max(abs(best), 1e-12)
