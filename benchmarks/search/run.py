@@ -99,7 +99,7 @@ def sampled(box: SimulatedBox, space: Space, policy: str, seed: int, launches: i
         point = random_proposal(space.params, point_seed, seen=seen) if policy == "random" else propose(space, space.params, history, point_seed)
         seen.add(key(point))
         # What a sampler leaves out is not given, also where the owner's command line had it.
-        run = box.rate({**dict.fromkeys(given), **point})
+        run = box.rate({**dict.fromkeys(given), **completed(point)})
         luck = math.exp(-source.gauss(0.0, noise))
         history.append(Trial(params=point, value=None if run.rate is None else math.log(run.rate * luck), infeasible=run.rate is None))
         rates.append(run.rate or 0.0)

@@ -1,6 +1,7 @@
 """Optuna's TPE over the configurations of a table, for comparison: it asks for a point, and where nobody measured that point
 the nearest one that was measured and is still free is launched in its place and told to it as what it is."""
 
+import json
 import random
 import time
 from collections.abc import Callable
@@ -42,6 +43,10 @@ class Axes:
 
     def ordered(self, name: str) -> bool:
         return not hasattr(self.distributions[name], "choices")
+
+    def spelled(self, params: dict[str, Any]) -> dict[str, Any]:
+        """A point that Optuna asked for in the table's own values; of ordered numbers it knows only the place."""
+        return {name: self.grids[name][params[name]] if self.ordered(name) else json.loads(params[name]) for name in self.names}
 
     def place(self, params: dict[str, Any]) -> Array:
         found = [
@@ -92,7 +97,7 @@ class TpeRun:
         if apart[index] < 1e-9:
             return index
         self.instead = index
-        return params
+        return self.axes.spelled(params)
 
     def unrecorded(self) -> None:
         """The next ``ask`` gives the nearest configuration that was measured."""

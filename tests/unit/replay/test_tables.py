@@ -251,3 +251,22 @@ def test_a_table_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"tp,tps\n1,\xff\xfe\n")
     assert "not UTF-8" in call("--table", str(path), "--params", "tp", "--objective", "tps").output
+
+
+def test_a_point_that_tpe_asks_for_is_spelled_in_the_table_s_values() -> None:
+    """Optuna knows ordered numbers by their place: place 1 of tp is 2 here, and must not be taken for tp = 1."""
+    rows = [{"tp": tp, "seqs": seqs, "tps": 100.0 * tp + seqs} for tp in (1, 2, 4, 8) for seqs in (0, 1, 2, 3) if (tp, seqs) != (1, 1) and (tp + seqs) % 3]
+    table = read_tables(text(rows), ["tp", "seqs"], "tps").tables[0]
+    recorded = {(point["tp"], point["seqs"]) for point in table.points}
+    asked = []
+    for seed in range(6):
+        run = policy("tpe", table, ())(seed)
+        for _ in range(5):
+            found = run.ask()
+            if isinstance(found, int):
+                run.tell(found, 0.0)
+            else:
+                asked.append((found["tp"], found["seqs"]))
+                run.unrecorded()
+    assert asked and not set(asked) & recorded
+    assert {tp for tp, _ in asked} <= {1, 2, 4, 8}
