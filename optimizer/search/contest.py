@@ -38,6 +38,7 @@ class Score(Frozen):
     launches_to: dict[str, Reached]
     regret: tuple[float, ...]
     not_recorded: float  # points asked for and never measured, per seed
+    asked_again: float  # points asked for that had been measured already, per seed
     launches_above_default: float | None  # until the default is beaten (mean), None without one
     steps: int
     own_s: float  # seconds of one core, without Optuna's own
@@ -51,6 +52,7 @@ class _Trace:
     above_default: int
     regret: list[float]
     not_recorded: int
+    asked_again: int
     steps: int
     foreign_s: float
 
@@ -86,6 +88,7 @@ def _score(table: Table, name: str, directions: Sequence[Direction], seeds: int,
         launches_to=reached,
         regret=_curve(traces, limit),
         not_recorded=statistics.fmean(trace.not_recorded for trace in traces),
+        asked_again=statistics.fmean(trace.asked_again for trace in traces),
         launches_above_default=None if table.default is None else statistics.fmean(trace.above_default or missed for trace in traces),
         steps=sum(trace.steps for trace in traces),
         own_s=own,
@@ -95,7 +98,7 @@ def _score(table: Table, name: str, directions: Sequence[Direction], seeds: int,
 def _run(
     run: Any, table: Table, gains: Sequence[Sequence[float]], shares: Sequence[float], index_of: dict[str, int], seed: int, limit: int
 ) -> _Trace:
-    trace = _Trace([0] * len(SHARES), 0, [], 0, 0, 0.0)
+    trace = _Trace([0] * len(SHARES), 0, [], 0, 0, 0, 0.0)
     measured: set[int] = set()
     best_gain, best_share = -math.inf, 0.0
     default = shares[table.default] if table.default is not None else math.inf
@@ -103,8 +106,9 @@ def _run(
         asked = run.ask()
         index = asked if isinstance(asked, int) else index_of.get(canonical_json(dict(asked)))
         if index is None or index in measured:
-            trace.not_recorded += 1
-            if trace.not_recorded > 100 * limit:
+            trace.not_recorded += index is None
+            trace.asked_again += index is not None
+            if trace.not_recorded + trace.asked_again > 100 * limit:
                 break
             run.unrecorded()
             continue

@@ -23,12 +23,14 @@ class Axes:
         self.names = table.names
         self.grids: dict[str, list[Any]] = {}
         self.distributions: dict[str, Any] = {}
+        self.originals: dict[str, dict[float, Any]] = {}
         columns = []
         for name in table.names:
             values = [point[name] for point in table.points]
             numbers = [number(value) for value in values]
             if all(one is not None for one in numbers):
                 grid: list[Any] = sorted({one for one in numbers if one is not None})
+                self.originals[name] = {one: value for one, value in zip(numbers, values, strict=True) if one is not None}
                 self.distributions[name] = optuna.distributions.IntDistribution(0, len(grid) - 1)
                 places = [grid.index(one) / (len(grid) - 1) for one in numbers]
             else:
@@ -46,7 +48,7 @@ class Axes:
 
     def spelled(self, params: dict[str, Any]) -> dict[str, Any]:
         """A point that Optuna asked for in the table's own values; of ordered numbers it knows only the place."""
-        return {name: self.grids[name][params[name]] if self.ordered(name) else json.loads(params[name]) for name in self.names}
+        return {name: self.originals[name][self.grids[name][params[name]]] if self.ordered(name) else json.loads(params[name]) for name in self.names}
 
     def place(self, params: dict[str, Any]) -> Array:
         found = [
