@@ -51,9 +51,10 @@ class Steps:
     def close(self) -> None:
         """Ends a block. Lines that leave are only counted: decode lines are the first kind, prefill lines the second."""
         for marks in self.kept.close():
-            if marks.block.offset > self._ready >= 0:
-                self._counted[True][1] += len(marks.first)
-                self._counted[False][1] += len(marks.second)
+            up = self._ready >= 0
+            if not up or marks.block.offset > self._ready:
+                self._counted[True][up] += len(marks.first)
+                self._counted[False][up] += len(marks.second)
                 remaining = marks.odd
             else:
                 remaining = marks.places(_HEADER)

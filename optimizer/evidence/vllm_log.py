@@ -57,11 +57,10 @@ class VllmLog(VllmState):
                     continue
                 key = raw[cut : cut + 6]
                 if key in table:
-                    if key == b"Engine" or key == b"Avg pr":
-                        if b"Avg prompt throughput: " in raw:
-                            mark(index)
-                            continue
-                    elif key == b"SpecDe":
+                    if (key == b"Engine" or key == b"Avg pr") and b"Avg prompt throughput: " in raw:
+                        mark(index)
+                        continue
+                    if key == b"SpecDe":
                         mark_spec(index)
                         continue
                     self._message(block.line(index), cut)

@@ -61,7 +61,17 @@ class Stats:
 
     def close(self) -> None:
         for marks in self.kept.close():
-            for place, at in marks.places(HEADER):
+            lines, odd = marks.block.lines, list(marks.second)
+            for index in marks.first:
+                raw = lines[index]
+                where = raw.find(b"Running: ") + 9
+                if where > 8 and raw[where : where + 1].isdigit() and b"Preemptions: " not in raw:
+                    self.count += 1
+                else:
+                    odd.append(index)
+            for index in odd:
+                self._count(marks.block.line(index), 0)
+            for place, at in marks.odd:
                 self._count(place, at)
 
     def read(self) -> None:
@@ -70,7 +80,7 @@ class Stats:
             raw = place[2]
             if not last:
                 self._count(place, at)
-            elif raw.startswith((b"SpecDecoding", b"Speculative"), at) or b"throughput: " not in raw:
+            elif b"Avg prompt throughput: " not in raw:
                 self.drafts(place, raw[at:])
             elif self._stats(place, raw, at) and raw.find(b"cache hit rate", at) > 0:
                 last_hit = place
@@ -80,8 +90,8 @@ class Stats:
     def _count(self, place: Place, at: int) -> None:
         """A line that is not read still counts, and so do the totals that it adds to."""
         raw = place[2]
-        if raw.startswith((b"SpecDecoding", b"Speculative"), at) or b"throughput: " not in raw:
-            tokens = _TOKENS.search(raw, at)
+        if b"Avg prompt throughput: " not in raw:
+            tokens = _TOKENS.match(raw, max(0, raw.find(b"Accepted: ", at)))
             if tokens:
                 self.accepted += int(tokens[1])
                 self.drafted += int(tokens[2])
@@ -95,10 +105,7 @@ class Stats:
             self._found.stranger(Line(*place))
             return
         self.count += 1
-        self._preempt(place, _PREEMPTED.search(raw, where))
-
-    def _preempt(self, place: Place, match: re.Match[bytes] | None) -> None:
-        if match:
+        if b"Preemptions: " in raw and (match := _PREEMPTED.search(raw, where)):
             self.preemptions += int(match[1])
             self.preempted = self.preempted or place
 
