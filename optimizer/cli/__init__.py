@@ -19,6 +19,7 @@ from optimizer.cli import (
     reading,
     replaying,
     reporting,
+    serving,
     studying,
 )
 from optimizer.cli.base import Group
@@ -55,6 +56,6 @@ for command in (
     asking.why, asking.why_not,
     reading.journal, reading.studies, replaying.replay, exporting.export, exporting.tradeoff, learning.learned, reporting.report, reporting.diff,
     boxes.doctor, boxes.stop, boxes.restore,
-    knowledge.lint,
+    knowledge.lint, serving.mcp,
 ):  # fmt: skip
     main.add_command(command)

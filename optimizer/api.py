@@ -1,0 +1,119 @@
+"""The product as a library: a dozen functions that take plain values and return the documents that ``--json`` prints. Stable: a
+name or a key of a document is removed only with a major version. Each call is whole (it opens and closes what it needs) and may be
+made from any thread that runs no event loop; everything that is wrong raises an ``OptimizerError``."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer import wiring
+from optimizer.errors import OptimizerError as OptimizerError
+from optimizer.errors import UsageError
+from optimizer.wiring import Options as Options
+from optimizer.wiring import Roots
+
+Document = dict[str, Any]
+
+
+def _roots(runs: str | Path, knowledge: str | Path | None = None) -> Roots:
+    return Roots(runs=Path(runs), knowledge=Path(knowledge) if knowledge is not None else None)
+
+
+def _options(host: str, target: str | Sequence[str], options: Options | None) -> Options:
+    targets = (target,) if isinstance(target, str) else tuple(target)
+    return dataclasses.replace(options or Options(host=host), host=host, target=targets)
+
+
+def run(host: str, target: str | Sequence[str], *, options: Options | None = None, runs: str | Path = "runs") -> Document:
+    """A whole study. Without ``Options(host, yes=True)`` a server that runs there is not stopped: then UsageError."""
+    state, plan, _ = asyncio.run(wiring.run_study(_options(host, target, options), _roots(runs)))
+    return wiring.result_of(state, plan)
+
+
+def resume(study: str, *, runs: str | Path = "runs", adopt_knowledge: bool = False) -> Document:
+    """Goes on with an interrupted study and returns its result."""
+    state, plan, _ = asyncio.run(wiring.resume_study(study, _roots(runs), adopt=adopt_knowledge))
+    return wiring.result_of(state, plan)
+
+
+def plan(host: str, target: str | Sequence[str] = (), *, options: Options | None = None, runs: str | Path = "runs") -> Document:
+    """What ``run`` would do; reads only."""
+    from optimizer.wiring.planning import plan_study
+
+    return asyncio.run(plan_study(_options(host, target, options), _roots(runs)))
+
+
+def diagnose(host: str | None = None, evidence: Sequence[str | Path] = (), *, port: int | None = None, engine: str | None = None) -> Document:
+    """Ranked causes of a live server, or of one bundle of evidence (a second one is the baseline of the comparison); reads only."""
+    if (host is None) == (not evidence):
+        raise UsageError("Give either a host or evidence.", hint='Example: diagnose("localhost")')
+    if host is not None:
+        found = asyncio.run(wiring.diagnose_host(host, _roots("runs"), port=port, engine=engine))
+    else:
+        found = wiring.diagnose_bundle([Path(path) for path in evidence], _roots("runs"))
+    document: Document = found.to_json()
+    return document
+
+
+def doctor(host: str, *, options: Options | None = None, runs: str | Path = "runs") -> Document:
+    """What would go wrong on a box; reads only, and a box that cannot be reached is a finding, no error."""
+    from optimizer.wiring.examining import examine_host
+
+    return asyncio.run(examine_host(_options(host, (), options), _roots(runs)))
+
+
+def studies(*, runs: str | Path = "runs") -> list[Document]:
+    """One row per study, newest first."""
+    from optimizer.report.journal_view import study_rows
+
+    return study_rows(_roots(runs).names())
+
+
+def story(study: str, *, hypothesis: str | None = None, runs: str | Path = "runs") -> Document:
+    """The journal: every entry with its sentence and its body."""
+    from optimizer.report.journal_view import journal_document
+
+    return journal_document(_roots(runs).study(study), hypothesis=hypothesis)
+
+
+def why(study: str, seq: int, *, runs: str | Path = "runs") -> Document:
+    """One entry with everything that led to it."""
+    from optimizer.wiring.asking import why as answer
+
+    return answer(study, seq, _roots(runs))
+
+
+def why_not(study: str, setting: str, *, runs: str | Path = "runs") -> Document:
+    """What ruled a setting in or out, or what its test would cost."""
+    from optimizer.wiring.asking import why_not as answer
+
+    return answer(study, setting, _roots(runs))
+
+
+def replay(study: str, *, verify: bool = True, runs: str | Path = "runs") -> Document:
+    """Every decision of a study recomputed and compared with the recorded one."""
+    from optimizer.wiring.replaying import replay_study
+
+    return replay_study(study, _roots(runs), verify=verify, until=None)
+
+
+def report_document(study: str, *, runs: str | Path = "runs") -> Document:
+    """Everything that a report shows."""
+    import json
+
+    from optimizer.wiring.reporting import report_of
+
+    document: Document = json.loads(report_of(_roots(runs).study(study), "json"))
+    return document
+
+
+def compare(before: str, after: str, *, best: bool = False, runs: str | Path = "runs") -> Document:
+    """Two studies side by side: speed, resolved defaults, start-up facts, what to put back."""
+    from optimizer.wiring.reporting import compare_studies
+
+    roots = _roots(runs)
+    return compare_studies(roots.study(before), roots.study(after), best=best)

@@ -1,0 +1,19 @@
+"""``mcp``: the questions as tools for coding agents."""
+
+from __future__ import annotations
+
+import click
+
+from optimizer.errors import UsageError
+
+
+@click.command()
+@click.option("--allow-run", is_flag=True, help="Offer the tool that starts studies too; it asks for confirmation with every call.")
+@click.pass_context
+def mcp(ctx: click.Context, allow_run: bool) -> None:
+    """Serve diagnose, plan, journal, why and why-not to a coding agent over the Model Context Protocol (stdin and stdout)."""
+    try:
+        from optimizer.mcp_server import serve
+    except ModuleNotFoundError as error:
+        raise UsageError("The MCP server needs a package that is not installed.", hint="pip install 'optimize[mcp]'") from error
+    serve(ctx.obj["runs"], allow_run=allow_run)

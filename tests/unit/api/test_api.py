@@ -1,0 +1,99 @@
+"""The product as a library, and as tools of a coding agent that speaks the real protocol to a real server process."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+import optimizer
+from optimizer.errors import OptimizerError, UsageError
+
+ROOT = Path(__file__).parents[3]
+CASE = next(path for path in sorted((ROOT / "tests/incidents").rglob("*.json")) if "case" in path.name or path.parent.name == "cases")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.copytree(ROOT / "tests/histories/h200-7b-eager", folder / "real")
+    return folder
+
+
+def test_every_name_of_the_library_is_there_and_importing_it_loads_nothing() -> None:
+    assert all(callable(getattr(optimizer, name)) for name in optimizer.__all__)
+    code = "import sys, optimizer; print(sorted(m for m in sys.modules if m.startswith(('optimizer.', 'pydantic', 'optuna', 'httpx'))))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    with pytest.raises(AttributeError):
+        optimizer.nothing_of_the_kind  # noqa: B018
+
+
+def test_documents_are_those_of_the_commands(runs: Path) -> None:
+    assert [row["study"] for row in optimizer.studies(runs=runs)] == ["real"]
+    entries = optimizer.story("real", runs=runs)["entries"]
+    promoted = next(row["seq"] for row in entries if row["kind"] == "promoted")
+    assert "×" in optimizer.why("real", promoted, runs=runs)["text"]
+    assert optimizer.why_not("real", "--disable-cuda-graph", runs=runs)["text"]
+    assert optimizer.report_document("real", runs=runs)["ending"] == "met"
+    assert optimizer.compare("real", "real", runs=runs)["speed"]["verdict"] == "cannot tell"
+    assert optimizer.diagnose(evidence=[CASE])["hypotheses"] is not None
+    assert optimizer.plan("sim:h200-7b", "1000tps@16", runs=runs)["engine"] == "sglang"
+    assert optimizer.doctor("sim:h200-7b", runs=runs)["verdict"] == "ok"
+
+
+def test_what_is_wrong_is_an_error_of_the_library(runs: Path) -> None:
+    with pytest.raises(UsageError):
+        optimizer.diagnose()
+    with pytest.raises(UsageError):
+        optimizer.story("nope", runs=runs)
+    with pytest.raises(OptimizerError):
+        optimizer.run("sim:nope", "1000tps", runs=runs)
+
+
+@asynccontextmanager
+async def session(runs: Path, *options: str) -> AsyncIterator[ClientSession]:
+    words = ["-m", "optimizer", "--runs", str(runs), "mcp", *options]
+    async with stdio_client(StdioServerParameters(command=sys.executable, args=words, cwd=str(ROOT))) as (read, write), ClientSession(read, write) as one:
+        await one.initialize()
+        yield one
+
+
+async def ask(one: ClientSession, tool: str, **arguments: Any) -> tuple[bool, Any]:
+    """(failed, document or message)"""
+    result = await one.call_tool(tool, arguments)
+    text = result.content[0].text  # type: ignore[union-attr]
+    failed = bool(getattr(result, "is_error", None) or getattr(result, "isError", None))
+    return failed, text if failed else json.loads(text)
+
+
+async def test_an_agent_asks_the_journal(runs: Path) -> None:
+    async with session(runs) as one:
+        tools = {tool.name: tool for tool in (await one.list_tools()).tools}
+        assert set(tools) == {"diagnose", "doctor", "plan", "studies", "journal", "why", "why_not"}  # nothing that acts
+        for tool in tools.values():
+            marks = tool.annotations
+            assert marks is not None and (getattr(marks, "read_only_hint", None) or getattr(marks, "readOnlyHint", None))
+        failed, found = await ask(one, "journal", study="real")
+        assert not failed and any("judged" in row["kind"] or row["kind"] == "promoted" for row in found["entries"])
+        failed, found = await ask(one, "why_not", study="real", setting="max_running_requests")
+        assert not failed and found["text"]
+        failed, said = await ask(one, "journal", study="../../etc")
+        assert failed and "no study name" in said
+        failed, found = await ask(one, "diagnose", evidence=str(CASE))
+        assert not failed and found["hypotheses"]
+
+
+async def test_acting_needs_the_person_who_starts_the_server_and_a_confirmation(runs: Path) -> None:
+    async with session(runs, "--allow-run") as one:
+        assert "run" in {tool.name for tool in (await one.list_tools()).tools}
+        failed, said = await ask(one, "run", host="sim:h200-7b", target="1000tps@16", confirm="yes")
+        assert failed and "must repeat the host's name" in said
+        failed, said = await ask(one, "run", host="sim:nope", target="1000tps@16", confirm="sim:nope")
+        assert (failed and "sim:nope" in said) or "nope" in said
