@@ -85,6 +85,8 @@ def asked(options: BenchOptions) -> Asked:
         loads = (float(target.concurrency),)
     if options.knee and not target.bounds:
         raise UsageError("The knee is the largest load that meets a target, and none was given.", hint="Example: --knee --target 'ttft.p95<500ms,tpot<30ms'")
+    if options.knee and any(bound.direction == "at_least" for bound in target.bounds):
+        raise UsageError("A rate grows with the load, so it bounds no knee.", hint="Give limits: --knee --target 'ttft.p95<500ms,tpot<30ms,error_rate<1%'")
     if options.knee and workload.arrival == "trace":
         raise UsageError("A trace has one load, so it has no knee.", hint="Give --rate to draw arrivals instead, or trace_speed in the workload file.")
     highest = HIGHEST_CONCURRENCY if workload.arrival == "closed" else HIGHEST_RATE

@@ -43,7 +43,7 @@ def test_addresses(url: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [("--concurrency", "0"), ("--concurrency", "1,x"), ("--concurrency", "1.5"), ("--concurrency", ""), ("--rate", "-1"), ("--rate", "nan"), ("--rate", "inf"),
-     ("--rate", "1", "--concurrency", "1"), ("--knee",), ("--target", "fast"), ("--target", "4goodput"), ("--slo", "1000tps"), ("--slo", "ttft.p99<1s"),
+     ("--rate", "1", "--concurrency", "1"), ("--knee",), ("--knee", "--target", "1000tps"), ("--target", "fast"), ("--target", "4goodput"), ("--slo", "1000tps"), ("--slo", "ttft.p99<1s"),
      ("--plot", "x.png"), ("--window", "0"), ("--window", "nan"), ("--api", "soap"), ("--workload", "nowhere.toml"), ("--ca", "nowhere.pem"),
      ("--knee", "--against", "http://x", "--target", "1tps"), ("--prompt-tokens", "0"), ("--host", "localhost")],
 )  # fmt: skip
