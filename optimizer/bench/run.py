@@ -254,9 +254,8 @@ class _Point:
     @staticmethod
     def _nearest(counted: Mapping[str, float]) -> float:
         """Tokens of ours to hold against the engine's counter: some engines count a token when it is made, some count a request
-        when it ends, and then leave out what was cut."""
-        ours = (counted["finished"], counted["finished"] + counted["partial"])
-        return min(ours, key=lambda tokens: abs(tokens - counted["generated"]))
+        when it ends, and what was cut by us in part, wholly or not at all."""
+        return min(max(counted["generated"], counted["finished"]), counted["finished"] + counted["partial"])
 
     def _held_back(self) -> bool:
         """Most answers came in pieces of more tokens than any stream interval or draft explains."""
