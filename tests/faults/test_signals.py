@@ -153,7 +153,7 @@ def test_a_stopped_coordinator_that_wakes_up_finds_its_box_restored(box: FastBox
 def test_a_dead_coordinator_cannot_keep_the_box(box: FastBox) -> None:
     """Killed and never back: the guard restores within its minutes. Whoever resumes later is told, and nothing is judged."""
     box.serve()
-    assert box(*box.study("gone", "--guard-minutes", "0.5", launch=False), OPTIMIZER_CRASH_AT="box.sample_gpu.after:2").exit == -9
+    assert box(*box.study("gone", "--guard-minutes", "0.5", launch=False), OPTIMIZER_CRASH_AT="box.listeners.after:2").exit == -9
     assert not box.answers()
     wait_until(lambda: box.answers() and not box.marked(), 90, "the guard brings the original back")
     assert box.serving_argv() == [box.argv]
@@ -165,7 +165,7 @@ def test_a_dead_coordinator_cannot_keep_the_box(box: FastBox) -> None:
 
 def test_a_box_that_was_restored_by_hand_is_not_taken_again(box: FastBox) -> None:
     box.serve()
-    assert box(*box.study("gone", launch=False), OPTIMIZER_CRASH_AT="box.sample_gpu.after:2").exit == -9
+    assert box(*box.study("gone", launch=False), OPTIMIZER_CRASH_AT="box.listeners.after:2").exit == -9
     restored = box("restore", "--host", "localhost", "--json")
     assert restored.exit == 0 and restored.json["restored"] is True, restored.err
     box.assert_clean(serving=True)
