@@ -19,7 +19,8 @@ _SUBJECTS = (
 )
 # Shown without --all where nothing is odd: what a reader wants to see first of each subject.
 _FIRST = frozenset({
-    "engine.name", "engine.version", "engine.device", "startup.outcome", "model.family", "model.params_total_b", "model.params_active_b",
+    "engine.name", "engine.version", "engine.device", "startup.outcome", "startup.cause", "startup.message",
+    "model.family", "model.params_total_b", "model.params_active_b",
     "model.weights_gib", "model.kv_bytes_per_token", "model.quantization", "model.moe_experts", "model.max_context_tokens",
     "parallel.tp", "parallel.pp", "parallel.dp", "parallel.ep", "scheduler.max_running", "scheduler.overlap", "spec.method",
     "spec.draft_tokens", "spec.accept_len", "kv.pool_tokens", "kv.dtype", "kv.usage_p95", "kv.prefix_cache", "kv.preemptions",
