@@ -71,6 +71,22 @@ def launches_row(ratio: float) -> list[str]:
     return row
 
 
+GATES = """## Where each gate is held
+
+| gate | what | held by |
+|---|---|---|
+| S1 | studies without effect promote nothing | tests/statistics (800 to 3,000 studies a cell; 10,000 with `-m slow`) |
+| S2, S3, S4 | power and cost; a true lower edge; coverage under normal, heavy, skewed, bimodal and lottery noise | tests/statistics |
+| S5, S6, S7 | tail claims; steady state on eight warm-ups; saturation | tests/unit/stats_load |
+| S8 | calibration of scores on incidents | tests/incidents_score |
+| S9 | regret on measured tables; contaminated rows of a sweep | tests/unit/replay, tests/unit/evidence/test_contaminated_sweep.py |
+| S10, S11 | quick exit; drift | tests/statistics |
+| S12 | the ceiling against recorded servers | tests/unit/ceiling/test_recorded.py |
+| S13 | the ledger blames the right setting | tests/unit/ledger |
+| S14 | the simulated boxes end as they must | tests/e2e/test_scenarios.py (`-m scenarios`) |
+"""
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
@@ -180,6 +196,7 @@ def report(scale: float) -> str:
         rows.append([str(ideas), f"{100 * seemed:+.1f} %", f"{100 * fresh:+.2f} %"])
     parts.append(table("Best of so many equal settings (noise 2 %)", ["settings", "its own launch says", "its fresh confirmation says"], rows))
     parts.append(cpu_part(n))
+    parts.append(GATES)
     return "\n".join(parts)
 
 
