@@ -25,7 +25,9 @@ from optimizer.model.space import Refusal, Space, Trial
 
 # A launch costs minutes of an expensive box: below odds of 1:4 an idea has to wait for evidence.
 MIN_PROBABILITY = 0.20
-BUNDLE_PROBABILITY = 0.85  # from here on causes are cured together
+# From here on causes are cured together. Alone, two of them cost two launches; together one, and three only if one of the cures does
+# harm, which is rare: launches would be saved far below this. What is risked is the credit, so it stays at odds of three to one.
+BUNDLE_PROBABILITY = 0.75
 HAND_OVER_PROBABILITY = 0.5
 MAX_POINTS_OF_SPACE = 4  # proposals for one hypothesis beyond its try_first points
 OPEN = ("open", "stale")
