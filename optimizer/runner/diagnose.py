@@ -348,7 +348,8 @@ def _notes(evidence: Evidence) -> tuple[str, ...]:
     if evidence.value("spec.simulated") is True:
         notes.append("acceptance is simulated (SGLANG_SIMULATE_ACC_LEN): the speed is not that of real drafts")
     if evidence.unrecognised_lines:
-        notes.append(f"{evidence.unrecognised_lines} log lines look like statistics and were not understood")
+        first = f", such as {evidence.unrecognised_examples[0]}" if evidence.unrecognised_examples else ""
+        notes.append(f"{evidence.unrecognised_lines} log line(s) look like statistics and were not understood{first}")
     return (*notes, *evidence.notes)
 
 
