@@ -79,7 +79,7 @@ def dead_on_command_line(state: State, plan: Plan) -> tuple[Refusal, ...]:
 
 def scored(state: State, plan: Plan) -> tuple[Scored, ...]:
     """All hypotheses that concern this engine, best first."""
-    return once(state, plan, "scored", lambda: _scored(state, plan))
+    return once(state, plan, "scored", lambda: _scored(state, plan), state.beliefs)
 
 
 def _scored(state: State, plan: Plan) -> tuple[Scored, ...]:
