@@ -62,6 +62,7 @@ async def test_a_study_over_ssh(there: SshBox, server: Server) -> None:
     assert replayed.json["identical"]
 
 
+@pytest.mark.fault("F4", "F5")
 async def test_a_link_that_breaks_in_every_step_costs_nothing_but_time(there: SshBox, server: Server) -> None:
     """Connections are cut again and again; the study ends as if they had held."""
     working = asyncio.create_task(asyncio.to_thread(there, *there.study("cut", "--finish", "restore")))
@@ -121,6 +122,7 @@ async def test_a_refused_key(there: SshBox) -> None:
     await refused(there, "accepted none of your SSH keys", "ssh-add")
 
 
+@pytest.mark.fault("F2")
 async def test_a_changed_host_key(there: SshBox) -> None:
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     (there.client / ".ssh/known_hosts").write_text(f"[127.0.0.1]:{there.port} {other}")
@@ -132,11 +134,13 @@ async def test_an_unknown_host_key(there: SshBox) -> None:
     await refused(there, "not among your known hosts", f"ssh {ALIAS}")
 
 
+@pytest.mark.fault("F12")
 async def test_no_python_on_the_box(there: SshBox, server: Server) -> None:
     server.shell = ["/bin/sh", "-c", "PATH=/nowhere; eval \"$0\""]
     await refused(there, "no usable Python", "install")
 
 
+@pytest.mark.fault("F1")
 async def test_nobody_listens(there: SshBox) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -156,6 +160,7 @@ async def test_an_ssh_configuration_that_cannot_be_read(there: SshBox) -> None:
     await refused(there, "configuration", "~/.ssh/config")
 
 
+@pytest.mark.fault("F9")
 async def test_a_login_that_talks(there: SshBox, server: Server) -> None:
     """A noisy `.bashrc` does not disturb; what the box has is read all the same."""
     server.shell = ["/bin/sh", "-c", "echo Welcome to the machine; echo '@@nonce reply 3'; eval \"$0\""]

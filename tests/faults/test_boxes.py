@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 PROMOTED = [{"disable_cuda_graph": None, "disable_decode_cuda_graph": None}]
 
 
+@pytest.mark.fault("F46", "H25")
 def test_a_second_coordinator_and_a_second_study_are_turned_away(box: FastBox) -> None:
     first = box.start(*box.study("first"))
     wait_until(lambda: "Measuring" in box.told(first), 60, "the first study measures")
@@ -35,6 +36,7 @@ def test_a_second_coordinator_and_a_second_study_are_turned_away(box: FastBox) -
     check_ledger(box, "first")
 
 
+@pytest.mark.fault("F23")
 def test_ports_that_somebody_else_holds_are_left_alone(box: FastBox) -> None:
     """The baseline takes the next port; the winner cannot have the original's, and that is said."""
     baseline_port = 20000 + derived_seed("busy", "ports") % 10000
@@ -53,6 +55,7 @@ def test_ports_that_somebody_else_holds_are_left_alone(box: FastBox) -> None:
     check_ledger(box, "busy")
 
 
+@pytest.mark.fault("F13")
 def test_a_server_that_dies_at_once_is_told_by_its_own_words(box: FastBox) -> None:
     (box.home / "mode").write_text("dies")
     done = box(*box.study("dead"))
@@ -63,6 +66,7 @@ def test_a_server_that_dies_at_once_is_told_by_its_own_words(box: FastBox) -> No
     check_ledger(box, "dead")
 
 
+@pytest.mark.fault("F15")
 def test_a_server_that_never_becomes_ready(box: FastBox) -> None:
     """On a simulated box, whose clock makes half an hour of waiting short."""
     package = box.folder / "never/sglang"
@@ -86,6 +90,7 @@ def environ(folder: Path) -> bytes:
         return b""
 
 
+@pytest.mark.fault("F49")
 def test_no_gpu_tools_and_no_log_cost_facts_and_nothing_else(box: FastBox) -> None:
     (box.home / "bin/nvidia-smi").unlink()
     box.serve()
@@ -127,6 +132,7 @@ def test_a_program_that_does_not_exist(box: FastBox) -> None:
     box.assert_clean()
 
 
+@pytest.mark.fault("F11")
 def test_the_home_is_not_writable(box: FastBox) -> None:
     """``~/.optimizer`` is a file, as root's home cannot be made unwritable for root."""
     (box.home / ".optimizer").write_text("mine")
@@ -137,6 +143,7 @@ def test_the_home_is_not_writable(box: FastBox) -> None:
     assert box.marked() == {} and box.starts() == []
 
 
+@pytest.mark.fault("H13", "H14", "H15", "H17")
 def test_values_are_never_read_by_a_shell(box: FastBox) -> None:
     """Arguments with every kind of quote, dash and expansion reach the server as they are."""
     odd = ["--tokenizer-path", "; rm -rf ~", "--chat-template", "$(touch owned)`touch owned`", "--json-model-override-args", '{"a": "\'b\'"}']

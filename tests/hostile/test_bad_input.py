@@ -45,6 +45,7 @@ def run(*words: str, host: str = "localhost", target: str | None = "1000tps@16")
     return call("run", "--host", host, *(["--target", target] if target is not None else []), *words)
 
 
+@pytest.mark.fault("H21")
 @pytest.mark.parametrize(
     "target",
     ["0tps", "-1tps", "1e999tps", "1000 tokens", "1000tps@p999", "nan tps", "NaNtps", "inf", "", " ", ",", "1000tps@0", "1000tps@-4",
@@ -62,6 +63,7 @@ def test_no_target_at_all(here: Path) -> None:
     refused(run(target=None), 2, "No target", "--target 1000tps@16")
 
 
+@pytest.mark.fault("H23")
 @pytest.mark.parametrize("host", ["my box", "box%1", "me@box;ls", "-oProxyCommand=x", "", "../x", "a/b", "$(id)", "x" * 300, "sim:",
                                   "sim:../x", "b\u00f6x", "sim:no/pe"])  # fmt: skip
 def test_host_names(here: Path, host: str) -> None:
@@ -75,6 +77,7 @@ def test_an_unknown_simulated_box_names_those_there_are(here: Path) -> None:
     assert not list(here.glob("runs/*"))
 
 
+@pytest.mark.fault("H22")
 @pytest.mark.parametrize("study", ["../../x", "/etc/x", "a/b", ".hidden", "-x", "a:b", "a b", "", "x" * 65, "a\nb", "recorded", "..", "\u00fc"])
 def test_study_names(here: Path, study: str) -> None:
     result = run("--study", study, "--launch", LAUNCH, host="sim:h200-7b")
@@ -82,6 +85,7 @@ def test_study_names(here: Path, study: str) -> None:
     assert not (here / "runs").exists() and not (here.parent / "x").exists()
 
 
+@pytest.mark.fault("H22")
 @pytest.mark.parametrize("study", ["../../x", "nope", "", "a/b", "."])
 @pytest.mark.parametrize("command", ["resume", "replay", "journal", "stop"])
 def test_unknown_studies(here: Path, command: str, study: str) -> None:
@@ -126,6 +130,7 @@ def test_host_files(here: Path, content: str) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.fault("H24")
 @pytest.mark.parametrize("words", [("--budget", "0"), ("--budget", "x"), ("--budget", "-1h"), ("--budget", "1e999h"), ("--launches", "1"), ("--launches", "0"),
                                    ("--launches", "x"), ("--port", "0"), ("--port", "70000"), ("--time-scale", "2"), ("--guard-minutes", "0"),
                                    ("--guard-minutes", "nan"), ("--confirm-window", "0"), ("--confirm-window", "nan"), ("--finish", "somehow"),
@@ -135,6 +140,7 @@ def test_options(here: Path, words: tuple[str, ...]) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.fault("H8")
 def test_a_broken_playbook_is_named_with_its_line(here: Path) -> None:
     for name in ("playbooks", "search_spaces"):
         shutil.copytree(REPOSITORY / name, here / "knowledge" / name)
@@ -180,6 +186,7 @@ def unopened(folder: Path) -> None:
     Journal.create(folder / "journal.db").close()
 
 
+@pytest.mark.fault("H36", "H37")
 @pytest.mark.parametrize("make", [foreign, text, empty, newer, unopened])
 def test_journals_that_are_none(here: Path, make: Any) -> None:
     folder = here / "runs/odd"
@@ -198,6 +205,7 @@ def test_journals_that_are_none(here: Path, make: Any) -> None:
         assert (folder / "journal.db").read_bytes() == before
 
 
+@pytest.mark.fault("H25")
 def test_a_study_name_that_is_taken(here: Path) -> None:
     (here / "runs/odd").mkdir(parents=True)
     unopened(here / "runs/odd")

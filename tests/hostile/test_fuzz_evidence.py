@@ -114,6 +114,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.fault("H32")
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(settings_of=st.dictionaries(names, values, max_size=10))
 def test_values_of_any_shape(settings_of: dict[str, Any]) -> None:

@@ -123,6 +123,7 @@ def test_time_grows_with_the_bytes_and_not_with_their_square(parser: Callable[[b
     assert long < 5.0
 
 
+@pytest.mark.fault("H27")
 @pytest.mark.parametrize("parser", [sglang, vllm, exits], ids=lambda parser: parser.__name__)
 @pytest.mark.parametrize("unit", [b"x", b"\0", b"\x1b", b"\xff", b"[2026-01-01 00:00:00] "], ids=repr)
 def test_one_endless_line_takes_no_memory(parser: Callable[[bytes], Any], unit: bytes) -> None:
@@ -157,6 +158,7 @@ def test_a_terminals_line_ends_change_nothing(parser: Callable[[bytes], Evidence
     assert stated(parser(mixed)) == stated(parser(data))
 
 
+@pytest.mark.fault("H26")
 def test_colours_and_progress_bars_do_not_hide_a_line() -> None:
     bar = b"\rCapturing batches (bs=1 avail_mem=5 GB):  40%|####      | 2/5 [00:01<00:02,  1.2it/s]"
     evidence = sglang(bar * 50 + b"[2026-01-01 00:00:00 TP0] " + DECODE % 3 + b"\n"
@@ -187,6 +189,7 @@ LIES = [
 ]
 
 
+@pytest.mark.fault("H29", "H30")
 def test_text_that_looks_like_ours_or_like_an_instruction_is_data() -> None:
     for parser, data in ((sglang, SGLANG), (vllm, VLLM)):
         assert parser(data + b"\n".join(LIES) + b"\n") == parser(data)

@@ -100,6 +100,7 @@ async def test_user_config_with_agent_and_jump_host(
         agent.wait()
 
 
+@pytest.mark.fault("F2")
 async def test_host_key_changed_between_two_calls(sshd: Sshd, connect: Connect) -> None:
     sshd.start()
     box = Box(connect())
@@ -112,6 +113,7 @@ async def test_host_key_changed_between_two_calls(sshd: Sshd, connect: Connect) 
     assert not (sshd.home / ".optimizer").exists()
 
 
+@pytest.mark.fault("F3")
 async def test_key_taken_away_in_mid_study(sshd: Sshd, connect: Connect) -> None:
     sshd.start()
     box = Box(connect())
@@ -122,6 +124,7 @@ async def test_key_taken_away_in_mid_study(sshd: Sshd, connect: Connect) -> None
         await box.hello()
 
 
+@pytest.mark.fault("F4")
 @pytest.mark.parametrize(("point", "born"), [("claimed", True), ("before_spawn", True), ("spawned", True)])
 async def test_server_killed_in_mid_launch(sshd: Sshd, connect: Connect, point: str, born: bool) -> None:
     """The link dies while the shim is between claim and record: it finishes, and reconcile waits for it."""
@@ -139,6 +142,7 @@ async def test_server_killed_in_mid_launch(sshd: Sshd, connect: Connect, point: 
     assert len((await box.sweep("s1", term_s=1)).swept) == 1
 
 
+@pytest.mark.fault("F4")
 async def test_shim_killed_in_mid_launch(sshd: Sshd, connect: Connect) -> None:
     sshd.start(OPTIMIZER_CRASH_AT="before_spawn")
     with pytest.raises(LinkLost):
@@ -147,6 +151,7 @@ async def test_shim_killed_in_mid_launch(sshd: Sshd, connect: Connect) -> None:
     assert state.state == "dead" and state.pids == ()
 
 
+@pytest.mark.fault("F5")
 async def test_job_ends_with_its_link(sshd: Sshd, connect: Connect) -> None:
     sshd.start()
     box = Box(connect())
@@ -165,6 +170,7 @@ async def test_job_ends_with_its_link(sshd: Sshd, connect: Connect) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.fault("F6")
 async def test_link_that_stalls_without_a_reset(sshd: Sshd, connect: Connect) -> None:
     """The server's processes are stopped, as behind a network that swallows every packet: only keepalive can tell."""
     sshd.start()

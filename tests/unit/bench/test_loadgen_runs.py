@@ -111,6 +111,7 @@ def broken() -> Iterator[dict[str, tuple[Ran, float]]]:
         yield dict(zip(sorted(FAULTS), pool.map(run, sorted(FAULTS)), strict=True))
 
 
+@pytest.mark.fault("F31", "H33")
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_each_fault_has_its_class_and_ends(broken: dict[str, tuple[Ran, float]], fault: str) -> None:
     ran, took_s = broken[fault]
@@ -125,6 +126,7 @@ def test_each_fault_has_its_class_and_ends(broken: dict[str, tuple[Ran, float]],
     assert ran.summary["chunks_window"] <= sum(ran.summary["errors"].values()) + 4
 
 
+@pytest.mark.fault("F30")
 def test_some_failures_among_many_successes_are_counted_and_said(null_server: Any, load: Any) -> None:
     url = null_server("--fault", "http_503", "--fault-every", "5", "--gap-ms", "2")
     ran = load(url, window_s=1.0)
@@ -155,6 +157,7 @@ def test_a_half_open_connection_is_a_timeout(load: Any) -> None:
     assert set(ran.summary["errors"]) == {"timeout"}
 
 
+@pytest.mark.fault("F32")
 def test_missing_usage_is_flagged_and_counted(null_server: Any, load: Any) -> None:
     url = null_server("--no-usage", "--gap-ms", "5")
     point = summarise(load(url, window_s=1.0).lines, WORKLOAD, 4)
@@ -162,6 +165,7 @@ def test_missing_usage_is_flagged_and_counted(null_server: Any, load: Any) -> No
     assert point.metrics["output_tokens_per_s"] == pytest.approx(4 * 16 / 0.075, rel=0.1)
 
 
+@pytest.mark.fault("F33")
 def test_fewer_tokens_than_asked_are_another_workload(null_server: Any, load: Any) -> None:
     url = null_server("--fewer", "3", "--gap-ms", "5")
     point = summarise(load(url, window_s=1.0).lines, WORKLOAD, 4)
@@ -169,6 +173,7 @@ def test_fewer_tokens_than_asked_are_another_workload(null_server: Any, load: An
     assert point.mean_output_tokens == 13
 
 
+@pytest.mark.fault("F37")
 @pytest.mark.parametrize(
     ("share", "shared_tokens", "invalid"), [("0.5", 0, True), ("0.0", 0, False), ("0.5", 16, False), ("0.0", 16, False)]
 )

@@ -21,6 +21,7 @@ def read(data: bytes, step: int = 1 << 20) -> tuple[bytes | None, bytes]:
     return reader.reply, bytes(out)
 
 
+@pytest.mark.fault("F9")
 @pytest.mark.parametrize("step", [1, 2, 7, 1 << 20])
 @pytest.mark.parametrize(
     "noise",
@@ -40,20 +41,24 @@ def test_noise_around_the_reply(noise: bytes, step: int) -> None:
     assert read(data, step) == (b'{"ok": 1}', b"part 1part \n@@c0ffe 2")
 
 
+@pytest.mark.fault("F7")
 def test_a_truncated_reply_is_none() -> None:
     whole = frame(b"x" * 100)
     for cut in range(len(whole) - 2):
         assert read(whole[:cut])[0] is None
 
 
+@pytest.mark.fault("F8")
 def test_the_first_reply_counts() -> None:
     assert read(frame(b"1") + frame(b"2"))[0] == b"1"
 
 
+@pytest.mark.fault("F8")
 def test_a_reply_of_another_call_is_noise() -> None:
     assert read(frame(b"old", nonce="feed") + frame(b"new"))[0] == b"new"
 
 
+@pytest.mark.fault("H29")
 def test_payload_may_look_like_a_frame() -> None:
     assert read(frame(frame(b"inner", nonce="feed"), b"out") + frame(b"real"))[0] == b"real"
 

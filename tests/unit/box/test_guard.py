@@ -64,6 +64,7 @@ def canaries(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.fault("H43")
 async def test_what_leaves_the_box_about_the_original_holds_no_credential(box: Box, original: Original) -> None:
     seen = await original.find(box)
     assert seen.env["PLAIN"] == "visible" and seen.env["HF_TOKEN"] == "«secret»"
@@ -72,6 +73,7 @@ async def test_what_leaves_the_box_about_the_original_holds_no_credential(box: B
     assert seen.logs == (str(original.log),) and seen.cwd == "/" and seen.ports == (original.port,)
 
 
+@pytest.mark.fault("H43")
 async def test_silent_coordinator_loses_the_box_and_the_original_is_back(
     box: Box, home: Path, original: Original
 ) -> None:
@@ -220,6 +222,7 @@ async def test_with_a_dead_guard_what_needs_no_secret_comes_back(
         os.kill(restored.pid, signal.SIGKILL)
 
 
+@pytest.mark.fault("G3", "H43")
 async def test_with_a_dead_guard_a_missing_secret_is_named(box: Box, home: Path, original: Original) -> None:
     seen = await original.find(box)
     guard = await box.secure("s1", seen, **QUICK)
@@ -260,6 +263,7 @@ async def test_stopping_is_exact(box: Box, original: Original, server: Server, s
     assert twin.poll() is None
 
 
+@pytest.mark.fault("G1")
 async def test_a_supervisor_that_restarts_the_original_is_noticed_at_every_attempt(
     box: Box, original: Original, server: Server, spawn: Callable
 ) -> None:

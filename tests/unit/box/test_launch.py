@@ -54,6 +54,7 @@ async def test_the_same_key_is_started_once_even_when_asked_at_once(box: Box, se
     assert not again.launched and again.state == "dead"
 
 
+@pytest.mark.fault("F23")
 async def test_a_taken_port_refuses_and_claims_nothing(
     box: Box, server: Server, free_port: int, spawn: Callable
 ) -> None:
@@ -74,6 +75,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.fault("H13", "H14", "H15", "H16", "H17", "H19")
 async def test_hostile_values_arrive_unchanged(box: Box, server: Server) -> None:
     env = {f"H{number}": value for number, value in enumerate(HOSTILE)}
     await box.launch("s1", "1", [*server(0), *HOSTILE], env)
@@ -82,6 +84,7 @@ async def test_hostile_values_arrive_unchanged(box: Box, server: Server) -> None
     assert {name: report["env"][name] for name in env} == env
 
 
+@pytest.mark.fault("H18")
 async def test_a_value_too_long_for_the_kernel_is_refused_by_name(box: Box, server: Server) -> None:
     with pytest.raises(ShimRefused, match="Argument list too long") as caught:
         await box.launch("s1", "1", server(0), {"LONG": "x" * 200_000})
@@ -95,6 +98,7 @@ async def test_an_impossible_variable_is_refused(box: Box, server: Server, name:
     assert caught.value.kind == "bad_request"
 
 
+@pytest.mark.fault("H22")
 @pytest.mark.parametrize("study", ["../../x", "", "a/b", ".", "..", "a b", "-x", "x\n"])
 async def test_a_study_id_that_is_a_path_is_refused(box: Box, server: Server, home: Path, study: str) -> None:
     with pytest.raises(ShimRefused) as caught:
@@ -159,6 +163,7 @@ async def test_workers_that_outlive_their_server_are_not_a_living_server(box: Bo
     assert state.state == "dead" and len(state.pids) == 1 and state.exit_code == 3
 
 
+@pytest.mark.fault("F4")
 @pytest.mark.parametrize(
     ("point", "expected"), [("claimed", "dead"), ("before_spawn", "dead"), ("spawned", "alive"), ("recorded", "alive")]
 )
@@ -175,6 +180,7 @@ async def test_killed_shim_leaves_a_launch_that_can_be_reconciled(
     assert len(again.pids) == (1 if expected == "alive" else 0)
 
 
+@pytest.mark.fault("F4")
 @pytest.mark.parametrize("point", ["claimed", "before_spawn", "spawned"])
 async def test_a_link_that_drops_in_mid_launch_is_waited_for(
     make_box: Callable[..., Box], server: Server, point: str
@@ -191,6 +197,7 @@ async def test_a_link_that_drops_in_mid_launch_is_waited_for(
         await call
 
 
+@pytest.mark.fault("F45")
 async def test_a_record_from_before_a_reboot_is_dead(box: Box, server: Server, home: Path) -> None:
     launched = await box.launch("s1", "1", server(0))
     claim = home / ".optimizer/runs/s1/1"
@@ -216,6 +223,7 @@ async def test_log_is_read_on_from_its_offset(box: Box) -> None:
     assert await box.read_log("s1", "other") == (b"", 0)
 
 
+@pytest.mark.fault("F11")
 async def test_read_only_home_is_named(box: Box, server: Server, home: Path) -> None:
     (home / ".optimizer").write_text("a file where the folder should be")
     with pytest.raises(ShimRefused, match="Cannot write") as caught:

@@ -11,6 +11,7 @@ from optimizer.box.results import Listener, Listeners
 from .test_launch import Server, said
 
 
+@pytest.mark.fault("F25")
 async def test_our_single_listener(box: Box, server: Server, free_port: int) -> None:
     assert await box.port_free(free_port)
     launched = await box.launch("s1", "1", server(free_port), port=free_port)
@@ -22,6 +23,7 @@ async def test_our_single_listener(box: Box, server: Server, free_port: int) -> 
     assert not await box.port_free(free_port)
 
 
+@pytest.mark.fault("F26")
 async def test_second_server_on_the_same_port_is_seen(
     box: Box, server: Server, free_port: int, spawn: Callable
 ) -> None:

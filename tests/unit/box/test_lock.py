@@ -38,6 +38,7 @@ async def another_coordinator(home: Path, *options: str) -> subprocess.Popen[byt
     return process
 
 
+@pytest.mark.fault("F46")
 async def test_second_coordinator_is_refused_and_told_who_holds_the_box(box: Box, home: Path) -> None:
     other = await another_coordinator(home)
     try:
@@ -94,6 +95,7 @@ async def test_a_holder_on_another_machine_needs_silence(box: Box, home: Path) -
     await box.lock("mine", patience_s=900)
 
 
+@pytest.mark.fault("F45")
 async def test_a_lock_from_before_a_reboot_is_free(box: Box, home: Path) -> None:
     await box.lock("other")
     record = home / ".optimizer/box.lock/holder.json"

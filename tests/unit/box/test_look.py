@@ -44,6 +44,7 @@ async def test_command_is_bounded(box: Box, tmp_path: Path) -> None:
     assert done.stdout == b"hi\n" and not done.timed_out and time.monotonic() - began < 4
 
 
+@pytest.mark.fault("H19")
 async def test_read_file(box: Box, tmp_path: Path) -> None:
     file = tmp_path / "bad \udcff name"
     file.write_bytes(bytes(range(256)))
@@ -59,6 +60,7 @@ async def test_read_file(box: Box, tmp_path: Path) -> None:
     assert (await box.read_file(str(file), 1000)).data == b""
 
 
+@pytest.mark.fault("H20")
 async def test_what_is_no_readable_file_is_refused(box: Box, tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
@@ -133,6 +135,7 @@ async def test_servers_are_found_with_their_workers_counted_in(
     assert [one.pid for one in by_port if free_port in one.ports] == [process.pid]
 
 
+@pytest.mark.fault("F49")
 async def test_no_gpu_tools(box: Box) -> None:
     if shutil.which("nvidia-smi"):
         pytest.skip("this machine has nvidia-smi")
@@ -151,6 +154,7 @@ async def test_gpu_samples(make_box: Callable[..., Box], tmp_path: Path) -> None
     assert 2 <= len(lines) <= 5 and set(lines) == {row}
 
 
+@pytest.mark.fault("F12")
 async def test_box_without_python(tmp_path: Path) -> None:
     from optimizer.transport.base import CommandResult
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from optimizer.box.box import Box
 from optimizer.model.measurement import ValidityCode
 from optimizer.model.step import Measure
@@ -13,6 +15,7 @@ from tests.unit.core.model_box import spec
 from .test_launch import Server, said
 
 
+@pytest.mark.fault("F26")
 async def test_a_port_that_is_not_ours_alone(box: Box, server: Server, free_port: int, spawn: Callable[..., Any]) -> None:
     """A second server on the port while the window was measured: whose answers were they?"""
     await box.launch("test", "1", server(free_port, "reuseport"), port=free_port)

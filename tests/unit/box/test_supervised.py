@@ -118,6 +118,7 @@ async def found(box: Box, supervisor: Supervisor, port: int) -> ServerProcess:
     raise AssertionError("the server was not found")
 
 
+@pytest.mark.fault("G1")
 async def test_it_is_stopped_and_brought_back_through_its_supervisor(make_box: Callable[..., Box], supervisor: Supervisor, free_port: int) -> None:
     box = make_box(PATH=supervisor.path)
     server = await found(box, supervisor, free_port)
@@ -162,6 +163,7 @@ async def test_a_supervisor_that_refuses_is_told_and_nothing_is_changed(make_box
     await box.disarm("s")
 
 
+@pytest.mark.fault("G1")
 async def test_without_its_tool_it_is_left_alone(make_box: Callable[..., Box], supervisor: Supervisor, free_port: int, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -26,6 +26,7 @@ async def test_nothing_to_sweep(box: Box, home: Path) -> None:
     assert not (home / ".optimizer").exists()  # looking leaves nothing
 
 
+@pytest.mark.fault("F19", "F20")
 async def test_worker_that_left_its_session_and_worker_that_ignores_sigterm(box: Box, server: Server) -> None:
     launched = await box.launch("s1", "1", server(0, "setsid", "stubborn-worker", "clean-env", "stubborn"))
     workers = (await said(box, "s1", "1"))["workers"]
@@ -107,6 +108,7 @@ def test_a_reused_pid_is_not_signalled() -> None:
         child.wait()
 
 
+@pytest.mark.fault("F21")
 def test_what_survives_a_kill_is_reported() -> None:
     """A process in uninterruptible sleep cannot be made here: one that the kernel will not let us end stands in."""
     me = procfs.process(os.getpid())
@@ -155,6 +157,7 @@ def fake_gpu(tmp_path: Path) -> tuple[Path, Path]:
     return folder, used
 
 
+@pytest.mark.fault("F22")
 async def test_gpu_memory_must_come_back(
     make_box: Callable[..., Box], server: Server, fake_gpu: tuple[Path, Path]
 ) -> None:
@@ -172,6 +175,7 @@ async def test_gpu_memory_must_come_back(
         assert swept.gpu_memory_mib == tuple(int(line) for line in later.split())
 
 
+@pytest.mark.fault("F49")
 @pytest.mark.parametrize("answer", ["exit 9", "echo 'pas de GPU'", "echo '[N/A]'"])
 async def test_an_nvidia_smi_that_cannot_be_read_is_unknown_not_fine(
     make_box: Callable[..., Box], server: Server, fake_gpu: tuple[Path, Path], answer: str

@@ -60,6 +60,7 @@ def drifted(log):
     return [entry for entry in log.read() if entry.kind == EntryKind.DRIFTED]
 
 
+@pytest.mark.fault("G6")
 def test_a_baseline_that_lost_a_fifth_is_concluded_to_have_drifted():
     box = DriftingBox(EAGER, flat, noise=0.004, baselines=2, factor=0.8)
     _state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
@@ -74,6 +75,7 @@ def test_a_baseline_that_lost_a_fifth_is_concluded_to_have_drifted():
     assert verify(log.read(), lambda seq: SMALL).mismatches == ()
 
 
+@pytest.mark.fault("G6")
 def test_only_what_came_after_is_compared():
     box = DriftingBox(EAGER, flat, noise=0.004, baselines=2, factor=0.8)
     _state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)

@@ -16,6 +16,7 @@ from .model_box import PLAN, ModelBox, spec
 from .test_state_machine import EAGER, run, speed
 
 
+@pytest.mark.fault("G1")
 def test_an_original_that_may_not_be_stopped_ends_the_study_and_keeps_running():
     refused = Failed(cause="refused_by_box", message="its supervisor starts it again")
     box = ModelBox(EAGER, speed, original=True, fault=lambda step, n: refused if isinstance(step, Stop) and step.launch == ORIGINAL else None)
@@ -29,6 +30,7 @@ def test_an_original_that_may_not_be_stopped_ends_the_study_and_keeps_running():
     assert verify(log.read(), lambda seq: PLAN).mismatches == ()
 
 
+@pytest.mark.fault("F21", "F22")
 def test_a_launch_that_does_not_end_asks_for_a_person():
     stuck = Failed(cause="gpu_memory_stuck", message="processes [7] remain", retryable=True)
     box = ModelBox(EAGER, speed, fault=lambda step, n: stuck if isinstance(step, Stop) else None)

@@ -165,6 +165,7 @@ def test_a_small_gain_under_a_large_claim_far_from_the_target_gets_no_further_la
     assert belief.status == "pruned" and "is excluded: it is not what limits this server" in belief.reason
 
 
+@pytest.mark.fault("F16")
 def test_a_crashing_setting_is_infeasible_and_the_study_goes_on():
     box = ModelBox({**EAGER, "max_running_requests": 4}, speed,
                    crash=lambda values: "oom_capture" if not values.get("disable_cuda_graph") else None)  # fmt: skip
@@ -221,6 +222,7 @@ def test_nothing_is_changed_before_the_guard_is_armed():
     assert isinstance(box.calls[-1], Secure)
 
 
+@pytest.mark.fault("F30")
 def test_an_invalid_run_is_repeated_once_on_the_same_launch():
     bad = []
 
@@ -294,6 +296,7 @@ def test_the_budget_ends_a_study():
     assert state.launches_baseline + state.launches_after <= 3
 
 
+@pytest.mark.fault("F24")
 def test_retryable_failures_are_retried_and_end():
     state, _ = run(ModelBox(EAGER, speed, crash=lambda values: "port_busy"))
     assert state.closed["ending"] == "unfit"

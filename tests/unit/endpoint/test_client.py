@@ -62,6 +62,7 @@ async def test_text_json_and_status(serve: Callable) -> None:
     assert (await endpoint.get_json("/health")).value is None
 
 
+@pytest.mark.fault("H32")
 @pytest.mark.parametrize("body", [b"", b"not json", b"{", b"NaN", b'{"a": Infinity}', b"[" * 200_000, b"\xff"])
 async def test_what_is_not_json_is_an_error_not_an_exception(serve: Callable, body: bytes) -> None:
     answer = await (await serve(reply(body))).get_json("/server_info")
@@ -77,6 +78,7 @@ async def test_nobody_there() -> None:
         assert (await endpoint.get_text("/health")).error == "protocol"
 
 
+@pytest.mark.fault("H33")
 async def test_redirects_are_not_followed(serve: Callable) -> None:
     asked: list[bytes] = []
 
@@ -90,6 +92,7 @@ async def test_redirects_are_not_followed(serve: Callable) -> None:
     assert answer.status == 302 and not answer.ok and asked == []
 
 
+@pytest.mark.fault("H33")
 async def test_compression_is_not_asked_for_and_a_bomb_is_not_unpacked(serve: Callable) -> None:
     heads: list[bytes] = []
     bomb = gzip.compress(b"0" * (4 * BODY_CAP_BYTES))
@@ -103,6 +106,7 @@ async def test_compression_is_not_asked_for_and_a_bomb_is_not_unpacked(serve: Ca
     assert len(answer.text) <= len(bomb)
 
 
+@pytest.mark.fault("H32", "H33")
 async def test_endless_body_is_cut(serve: Callable) -> None:
     async def handler(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -114,6 +118,7 @@ async def test_endless_body_is_cut(serve: Callable) -> None:
     assert (answer.error, len(answer.text), answer.ok) == ("too_large", BODY_CAP_BYTES, False)
 
 
+@pytest.mark.fault("H33")
 @pytest.mark.parametrize("drip", [b"x", b"0\r\n"])
 async def test_a_trickle_hits_the_deadline(serve: Callable, drip: bytes) -> None:
     async def handler(_: bytes, writer: asyncio.StreamWriter) -> None:
@@ -128,6 +133,7 @@ async def test_a_trickle_hits_the_deadline(serve: Callable, drip: bytes) -> None
     assert answer.error == "timeout" and answer.status == 200 and time.monotonic() - began < 2
 
 
+@pytest.mark.fault("H33")
 async def test_headers_without_end_and_silence(serve: Callable) -> None:
     async def headers(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n")
@@ -199,6 +205,7 @@ async def test_generation(serve: Callable) -> None:
     ]
 
 
+@pytest.mark.fault("F27")
 @pytest.mark.parametrize(
     ("body", "error"),
     [

@@ -37,6 +37,7 @@ def test_what_was_asked_is_in_force_in_the_recordings() -> None:
     assert checked > 4000
 
 
+@pytest.mark.fault("F29")
 def test_a_flag_that_was_not_obeyed_is_told() -> None:
     found = effective("sglang-0.5.12-h200/tp2-27b-nextn3")
     assert found["cuda_graph_max_bs"] == 32
@@ -78,6 +79,7 @@ def test_vllm_tells_its_configuration_in_the_log_only() -> None:
     assert effective("vllm-0.32-cpu/noprefix")["enable_prefix_caching"] is False
 
 
+@pytest.mark.fault("F16")
 @pytest.mark.parametrize("run", ["tp1-7b-oom", "tp1-7b-badflag"])
 def test_recorded_exits(run: str) -> None:
     log = (recordings() / "sglang-0.5.12-h200" / run / "server.log").read_text(encoding="utf-8", errors="replace")
@@ -99,6 +101,7 @@ def test_flag_tables_of_three_builds() -> None:
     assert vllm.by_name["--tool-call-parser"].choices == ()
 
 
+@pytest.mark.fault("H31")
 def test_a_hostile_help_text_stays_small() -> None:
     text = "options:\n" + "".join(f"  --flag-{index} X\n" for index in range(100_000))
     assert len(SGLANG.flags(text).flags) == 5_000

@@ -39,11 +39,13 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert "launch.json" in str(caught.value)
 
 
+@pytest.mark.fault("B1")
 def test_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match=r"no readable launch\.json"):
         read_bundle(tmp_path)
 
 
+@pytest.mark.fault("B1")
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "null", "3", '{"name": 1}', '{"engine": 5}', '{"engine": "sglang", "argv": "x"}', '{"engine": "sglang", "env": []}',
@@ -55,6 +57,7 @@ def test_malformed_launch(tmp_path: Path, text: str) -> None:
         read_bundle(tmp_path)
 
 
+@pytest.mark.fault("B1")
 def test_links_out_of_the_folder_and_device_files_are_not_read(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("[2026-01-01 00:00:00] Decode batch, #running-req: 7")
@@ -76,6 +79,7 @@ def test_links_out_of_the_folder_and_device_files_are_not_read(tmp_path: Path) -
     assert bundle.evidence.value("decode.batch_p90") is None
 
 
+@pytest.mark.fault("B1")
 def test_a_log_of_ten_gigabytes_is_read_at_both_ends(tmp_path: Path) -> None:
     folder(tmp_path)
     with (tmp_path / "server.log").open("wb") as handle:
@@ -120,6 +124,7 @@ def test_a_directory_of_rubbish_yields_missing_facts(tmp_path: Path) -> None:
 # -- B2 ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B2")
 def test_files_of_different_launches_are_named_not_merged_silently(tmp_path: Path) -> None:
     launch = json.loads((RECORDINGS / "sglang-0.5.12-h200/tp2-27b-graph32/launch.json").read_text())
     launch["engine_version"] = "0.5.9"
@@ -142,6 +147,7 @@ def test_a_clean_recording_has_no_conflict() -> None:
 # -- B3 ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B3")
 @pytest.mark.parametrize("path", CASES[:12], ids=lambda path: path.stem)
 def test_a_case_cannot_carry_its_own_answer(path: Path) -> None:
     clean = path.read_bytes()
@@ -204,6 +210,7 @@ def test_malformed_cases(text: str) -> None:
 # -- B4 ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B4")
 @pytest.mark.parametrize("value", [0, -4096, 10**18, "4096", 1.5, True, None])
 def test_absurd_dimensions(tmp_path: Path, value: object) -> None:
     config = json.dumps({"hidden_size": value, "num_hidden_layers": 32, "num_experts": 10**18}).encode()

@@ -110,6 +110,7 @@ def test_environment() -> None:
     }
 
 
+@pytest.mark.fault("H34")
 def test_metrics_with_duplicates_exponents_infinities_and_two_ranks() -> None:
     text = b"""# HELP x y
 sglang:num_running_reqs{tp_rank="0"} 2.0
@@ -304,6 +305,7 @@ def test_benchmark_rows_never_replace_each_other() -> None:
     assert evidence.number("client.served_share") == 0.75
 
 
+@pytest.mark.fault("F16", "F24")
 @pytest.mark.parametrize(
     ("tail", "code", "cause"),
     [

@@ -136,6 +136,7 @@ def test_power_loss_at_every_frame_of_the_write_ahead_log(tmp_path: Path) -> Non
     assert set(lengths) == set(range(18))
 
 
+@pytest.mark.fault("F42")
 def test_disk_full_at_any_append_loses_only_that_append(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     with Journal.create(path) as journal:
@@ -156,6 +157,7 @@ def test_disk_full_at_any_append_loses_only_that_append(tmp_path: Path) -> None:
         assert journal.verify() == 51
 
 
+@pytest.mark.fault("F42")
 def test_a_file_size_limit_in_the_middle_of_a_commit_is_reported_and_survived(tmp_path: Path) -> None:
     """The kernel refuses the write itself (SQLITE_FULL or an I/O error), not SQLite's own page limit."""
     code = """

@@ -80,6 +80,7 @@ def note(name: str, secret: str) -> str:
     return f"the operator wrote: {name}={secret} and then https://bob:{secret.split()[-1]}@proxy.example/x"
 
 
+@pytest.mark.fault("H43")
 @pytest.mark.parametrize(("name", "secret"), CANARIES, ids=IDS)
 def test_no_canary_reaches_the_study(name: str, secret: str, tmp_path: Path) -> None:
     study, stderr = tmp_path / "study", io.StringIO()

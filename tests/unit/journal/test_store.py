@@ -60,6 +60,7 @@ class TestAppendAndRead:
             assert [entry.kind for entry in journal.read()] == list(EntryKind)
             assert journal.verify() == len(EntryKind)
 
+    @pytest.mark.fault("F48")
     def test_unknown_kinds_and_values_that_are_not_json_are_refused(self, path: Path) -> None:
         with Journal.create(path) as journal:
             for kind, body in (("surprise", {}), ("note", {"x": float("nan")}), ("note", {"x": float("inf")})):
@@ -108,6 +109,7 @@ class TestIntentAndOutcome:
             journal.append("intent", {}, key="b", expect=4)
             assert journal.verify() == 5
 
+    @pytest.mark.fault("H40")
     def test_keys_are_needed_and_never_used_again(self, path: Path) -> None:
         with Journal.create(path) as journal:
             for kind in ("intent", "outcome"):
@@ -170,6 +172,7 @@ class TestDamage:
         with pytest.raises(JournalCorrupt):
             journal.verify()
 
+    @pytest.mark.fault("H39")
     def test_a_removed_entry_is_noticed_even_when_renumbered(self, path: Path) -> None:
         filled(path)
         tampered(path, "PRAGMA foreign_keys = OFF", "DELETE FROM entry WHERE seq = 4")
@@ -181,6 +184,7 @@ class TestDamage:
         with pytest.raises(JournalCorrupt):
             Journal.open(path, write=False).read(after=7)
 
+    @pytest.mark.fault("H38")
     def test_a_flipped_byte_of_the_file_is_noticed(self, path: Path) -> None:
         filled(path)
         data = bytearray(path.read_bytes())
@@ -208,6 +212,7 @@ class TestDamage:
 
 
 class TestForeignFiles:
+    @pytest.mark.fault("H36")
     def test_absent_empty_and_foreign_files_have_names(self, tmp_path: Path) -> None:
         with pytest.raises(JournalError, match="no journal at"):
             Journal.open(tmp_path / "none.db", write=False)
@@ -229,12 +234,14 @@ class TestForeignFiles:
         with pytest.raises(JournalCorrupt):
             Journal.create(tmp_path / "text.db")
 
+    @pytest.mark.fault("H25")
     def test_a_study_is_created_once(self, path: Path) -> None:
         filled(path)
         with pytest.raises(JournalError, match="already"):
             Journal.create(path)
         assert Journal.open(path, write=False).verify() == 7
 
+    @pytest.mark.fault("H37")
     def test_a_newer_file_is_read_and_never_written(self, path: Path) -> None:
         filled(path)
         connection = sqlite3.connect(path)
@@ -251,6 +258,7 @@ class TestForeignFiles:
         with pytest.raises(JournalTooNew, match="Entry 1"):
             Journal.open(path, write=False).read()
 
+    @pytest.mark.fault("F41")
     @pytest.mark.parametrize("fate", ["deleted", "replaced"])
     def test_a_file_that_vanishes_under_the_writer_stops_it(self, path: Path, tmp_path: Path, fate: str) -> None:
         with Journal.create(path) as journal:

@@ -71,6 +71,7 @@ def test_an_unknown_fact(tmp_path: Path):
     assert found == ["3: gpu.warp_count: no fact has this name (did you mean gpu.count?)"]
 
 
+@pytest.mark.fault("H1")
 def test_duplicate_keys(tmp_path: Path):
     text = '{"engine": "vllm",\n "facts": [\n  {"name": "parallel.tp", "value": 2,\n   "value": 4}]}'
     assert refused(tmp_path, "case.json", text)[0].startswith("4: the key value appears twice")
@@ -78,6 +79,7 @@ def test_duplicate_keys(tmp_path: Path):
     assert any("family" in line for line in refused(tmp_path, "idea-one.yaml", twice))
 
 
+@pytest.mark.fault("H4")
 def test_a_file_of_ten_megabytes(tmp_path: Path):
     assert "MB" in refused(tmp_path, "case.json", case({"name": "engine.name", "value": "x" * 10_000_000}))[0]
     assert refused(tmp_path, "huge.yaml", GOOD + "# " + "x" * 10_000_000 + "\n")
@@ -99,6 +101,7 @@ def test_a_rule_that_cannot_fail(tmp_path: Path):
     assert any("cannot fail" in line for line in refused(tmp_path, "presence-cannot-fail.yaml", text))
 
 
+@pytest.mark.fault("H12")
 def test_cyclic_exclusions(tmp_path: Path):
     text = (ROOT / "playbooks" / "any" / "kv-capacity-queueing.yaml").read_text()
     cyclic = text + "excludes: {kv-preemption-thrash: -4}\n"

@@ -34,6 +34,7 @@ def test_only_json_scalars_are_resolved(text: str, value: object):
     assert found == value and type(found) is type(value)
 
 
+@pytest.mark.fault("H6")
 @pytest.mark.parametrize(
     "text",
     ["no", "Yes", "on", "OFF", "y", "1:30", "017", "0o17", "0x1f", "1_000", "+1", ".5", "1.", ".inf", ".nan", "~", "True",
@@ -44,6 +45,7 @@ def test_what_readers_disagree_on_is_refused(text: str):
         load_yaml(f"a: {text}", "f")
 
 
+@pytest.mark.fault("H7")
 @pytest.mark.parametrize(
     "character", ["\x00", "\x07", "\x1b", "\x7f", "\x85", "\u200b", "\u2028", "\u202e", "\u2066", "\ufeff", "\t", "\r"]
 )
@@ -52,6 +54,7 @@ def test_characters_that_hide_or_reorder_text_are_refused(character: str):
         load_yaml(f"a: 1\nb: x{character}y\n", "f")
 
 
+@pytest.mark.fault("H4", "H5")
 def test_size_and_depth_are_bounded():
     with pytest.raises(KnowledgeError, match="larger than"):
         load_yaml("a: " + "x" * 10_000_000, "f")

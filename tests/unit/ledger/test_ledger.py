@@ -85,6 +85,7 @@ def test_the_same_launch_twice_has_no_flip() -> None:
             assert flips(read_bundle(path).evidence, read_bundle(path).evidence, {}, {}) == ()
 
 
+@pytest.mark.fault("G5")
 def test_nothing_changed_means_the_box_drifted() -> None:
     (flip,) = flips(facts(allreduce__custom="on"), facts(allreduce__custom="off_no_p2p"), {}, {})
     assert flip.drift and flip.towards_fallback and flip.confounds and "drift" in flip.text

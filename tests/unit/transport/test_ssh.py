@@ -30,6 +30,7 @@ def test_the_command_is_constant_and_harmless_to_every_shell() -> None:
     assert line.count("'") == 2
 
 
+@pytest.mark.fault("F10", "H13", "H14", "H15", "H16", "H17")
 @pytest.mark.parametrize("shell", SHELLS)
 async def test_login_shells(server: Server, connect: Connect, shell: str) -> None:
     if shutil.which(shell) is None:
@@ -41,6 +42,7 @@ async def test_login_shells(server: Server, connect: Connect, shell: str) -> Non
     assert set(server.commands) == {command()}  # no value ever travelled in a command line
 
 
+@pytest.mark.fault("F9")
 async def test_noisy_login_script(server: Server, connect: Connect) -> None:
     noise = server.folder / "rc"
     noise.write_text(
@@ -55,6 +57,7 @@ async def test_unknown_name() -> None:
         await SSHTransport("no-such-host.invalid", config=[]).connect()
 
 
+@pytest.mark.fault("F1")
 async def test_refused_connection(server: Server, connect: Connect) -> None:
     await server.stop()
     with pytest.raises(HostUnknown, match="refuses"):
@@ -71,6 +74,7 @@ async def test_silent_host(connect: Connect) -> None:
     silent.close()
 
 
+@pytest.mark.fault("F2")
 async def test_changed_host_key(server: Server, connect: Connect) -> None:
     server.trust(asyncssh.generate_private_key("ssh-ed25519"))
     with pytest.raises(HostKeyChanged, match="another host key"):
@@ -125,6 +129,7 @@ def fake_path(server: Server, **programs: str) -> None:
     server.shell, server.env = ["/bin/sh", "-c"], {"PATH": str(folder)}
 
 
+@pytest.mark.fault("F12")
 async def test_no_python(server: Server, connect: Connect) -> None:
     fake_path(server)
     with pytest.raises(PythonMissing, match="not found") as caught:
@@ -133,6 +138,7 @@ async def test_no_python(server: Server, connect: Connect) -> None:
     assert len(server.commands) == len(PYTHONS)
 
 
+@pytest.mark.fault("F12")
 async def test_old_python3_and_a_newer_one_beside_it(server: Server, connect: Connect) -> None:
     real = f"{sys.base_prefix}/bin/python3"
     fake_path(server, python3="exit 64\n", python3_11=f'exec {real} "$@"\n')
@@ -141,6 +147,7 @@ async def test_old_python3_and_a_newer_one_beside_it(server: Server, connect: Co
     assert server.commands[-1].startswith("python3.11 ")
 
 
+@pytest.mark.fault("F10")
 async def test_account_without_a_shell(server: Server, connect: Connect) -> None:
     server.shell = ["sh", "-c", "echo This account is currently not available.; exit 1"]
     with pytest.raises(PythonMissing, match="not available"):
@@ -220,6 +227,7 @@ async def test_forwarded_port(connect: Connect) -> None:
     there.close()
 
 
+@pytest.mark.fault("H23")
 @pytest.mark.parametrize(
     "name",
     ["", " ", "a b", "-oProxyCommand=x", "a%b", "a@b@c", "@x", "a\nb", "x;y", "host:99999999", "sim:x/..", "a/b"],

@@ -64,6 +64,7 @@ class Driver:
         return watch, [item.code for item in invalid], notes, str(invalid)
 
 
+@pytest.mark.fault("F35")
 async def test_a_throttled_gpu(tmp_path: Path) -> None:
     """Scripted drivers: thermal and power brakes count, each by its name and clock; what was seen outside the window does not."""
     masks = {"0x0000000000000040": "hardware thermal", "0x0000000000000080": "power brake", "0x24": "software thermal"}
@@ -84,6 +85,7 @@ async def test_idle_power_cap_and_a_silent_driver_are_no_throttling(tmp_path: Pa
         assert "1980 MHz" in "".join(watch.csv)  # a driver that knows no reasons still gives its table
 
 
+@pytest.mark.fault("F36")
 async def test_a_process_that_comes_to_the_gpu_during_the_load(bench: Bench) -> None:
     """A real process that takes memory of the simulated GPU while the window is measured."""
     stranger = subprocess.Popen(["sleep", "60"])
@@ -113,6 +115,7 @@ class _Told(list[str]):
         self.append = tell  # type: ignore[method-assign,assignment]
 
 
+@pytest.mark.fault("F37")
 @pytest.mark.parametrize("bench", [("--enable-cache-report",)], indirect=True)
 async def test_a_clean_run_raises_nothing_and_a_warm_prefix_cache_is_seen(bench: Bench) -> None:
     """The same prompts a second time: every prompt is in the cache, and nothing of that was declared."""
@@ -172,6 +175,7 @@ def test_gauges_of_every_engine_are_read() -> None:
     assert in_flight("something_else 1\n") is None
 
 
+@pytest.mark.fault("F49")
 def test_broken_tables_are_left_out() -> None:
     assert table_samples("t, 0, 1, 1, 1, 1, 1980 MHz, 40\n\ngarbage\nt, x, 1, 1, 1, 1, 1, 1, 0x0\n") == []
     assert [one.reasons for one in table_samples("t, 0, 1 %, 1 %, 1 MiB, 1 W, [N/A], 40, 0x0000000000000040\n")] == [0x40]

@@ -33,6 +33,7 @@ def seen(lines: list[bytes], concurrency: int, output_tokens: int = 16) -> tuple
     return {item.code for item in point.invalid} - {ValidityCode.NEVER_STEADY}, point
 
 
+@pytest.mark.fault("F40")
 def test_a_load_generator_that_is_starved_says_so(null_server: Any, load: Any) -> None:
     """Other work on its core: it wakes late, and each request is sent later than a slot was free."""
     url = null_server("--gap-ms", "1")
@@ -50,6 +51,7 @@ def test_a_load_generator_that_is_starved_says_so(null_server: Any, load: Any) -
     assert ValidityCode.CLIENT_BOUND not in easy, point
 
 
+@pytest.mark.fault("F40")
 async def test_the_calibration_before_a_study_finds_out_what_the_client_cannot_do(tmp_path: Path) -> None:
     sim = prepare_box("h200-7b", tmp_path, 20.0)
     box = Box(LocalTransport(env=sim.env, home=sim.home, name="sim"))
@@ -71,6 +73,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.fault("F38")
 @pytest.mark.parametrize("stepped", [True, False])
 def test_a_clock_that_jumps_in_the_window(null_server: Any, tmp_path: Path, stepped: bool) -> None:
     (tmp_path / "stepped.py").write_text(STEPPED)
