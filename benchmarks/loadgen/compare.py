@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 TOKENS, GAP_MS, HALF_LOAD = 256, 20.0, 100_000
-SMALL_WAVES, LARGE_WAVES, PACED_WAVES = 1, 5, 2
+SMALL_WAVES, LARGE_WAVES, PACED_WAVES = 1, 25, 2
 BODY = {
     "model": "null",
     "prompt": "time " * 64,
