@@ -169,3 +169,12 @@ class Redactor:
 
 def _is_password(name: str) -> bool:
     return re.search(r"passw|secret|api[_\-]?key", name, re.IGNORECASE) is not None
+
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Text as a terminal may get it: a log, an answer or a file name of a box can hold sequences that move the cursor, retitle
+    the window or reorder what is read."""
+    return _CONTROL.sub("", text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 
 
 @click.command()
@@ -20,7 +20,7 @@ def why(ctx: click.Context, study: str, seq: int, as_json: bool) -> None:
     if wants_json(ctx, as_json):
         print_json(found)
     else:
-        click.echo(found["text"])
+        say(found["text"])
 
 
 @click.command("why-not", context_settings={"ignore_unknown_options": True})
@@ -36,4 +36,4 @@ def why_not(ctx: click.Context, study: str, setting: str, as_json: bool) -> None
     if wants_json(ctx, as_json):
         print_json(found)
     else:
-        click.echo(found["text"])
+        say(found["text"])

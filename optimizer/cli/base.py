@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.errors import Interrupted, OptimizerError
+from optimizer.redact import printable
 
 if TYPE_CHECKING:
     from optimizer.wiring import Roots
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Whatever a command prints goes through here: parts of it were written by a box."""
+    click.echo(printable(text), err=err, nl=nl)
 
 
 class Group(click.Group):
@@ -23,9 +29,9 @@ class Group(click.Group):
         except OptimizerError as error:
             if ctx.params.get("as_json") or (ctx.obj or {}).get("json"):
                 click.echo(json.dumps({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}))
-            click.echo(f"optimize: {error.message}", err=True)
+            say(f"optimize: {error.message}", err=True)
             if error.hint:
-                click.echo(error.hint, err=True)
+                say(error.hint, err=True)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("optimize: interrupted", err=True)
@@ -56,4 +62,5 @@ def wants_json(ctx: click.Context, as_json: bool) -> bool:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    click.echo("".join(char if char == "\n" or char.isprintable() else json.dumps(char)[1:-1] for char in text))

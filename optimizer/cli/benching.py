@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 from optimizer.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -134,24 +134,24 @@ def _show(benches: list[Bench], values: dict[str, Any], for_machine: bool) -> No
         if drawn:
             values["plot_file"].write_text(drawn, encoding="utf-8")
         else:
-            click.echo("No plot: no valid load has both a rate and a latency.", err=True)
+            say("No plot: no valid load has both a rate and a latency.", err=True)
     if for_machine:
         print_json(document)
         return
     for one in benches:
         if len(benches) > 1:
-            click.echo(one.served.name)
+            say(one.served.name)
         if one.points:
-            click.echo(bench_view.bench_table(one.loads, one.points, open_loop=one.open_loop))
+            say(bench_view.bench_table(one.loads, one.points, open_loop=one.open_loop))
             if one.target.bounds and one.found is None:
                 for load, point in zip(one.loads, one.points, strict=True):
-                    click.echo(f"{bench_view.load_text(load, one.open_loop)}: {bench_view.met_text(one.target, point)}")
+                    say(f"{bench_view.load_text(load, one.open_loop)}: {bench_view.met_text(one.target, point)}")
         if one.found is not None or one.note:
-            click.echo(bench_view.knee_text(one.found.plain() if one.found else None, one.target, one.open_loop, one.note))
+            say(bench_view.knee_text(one.found.plain() if one.found else None, one.target, one.open_loop, one.note))
     if len(benches) > 1:
-        click.echo(bench_view.comparison_text(series[0], series[1], first.open_loop))
+        say(bench_view.comparison_text(series[0], series[1], first.open_loop))
     if first.stopped:
-        click.echo("Interrupted: this is what was measured until then.", err=True)
+        say("Interrupted: this is what was measured until then.", err=True)
 
 
 def _exit_code(benches: list[Bench], options: BenchOptions) -> int:

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 
 
 @click.command()
@@ -38,7 +38,7 @@ def stop(ctx: click.Context, study: str, as_json: bool) -> None:
     if wants_json(ctx, as_json):
         print_json(message)
     else:
-        click.echo(text)
+        say(text)
 
 
 @click.command()
@@ -54,7 +54,7 @@ def restore(ctx: click.Context, host: str, inside: str | None, as_json: bool) ->
     if wants_json(ctx, as_json):
         print_json(found)
     else:
-        click.echo(found["text"])
+        say(found["text"])
 
 
 @click.command()
@@ -75,5 +75,5 @@ def doctor(ctx: click.Context, host: str, port: int | None, engine: str | None, 
     if wants_json(ctx, as_json):
         print_json(found)
     else:
-        click.echo(doctor_text(found))
+        say(doctor_text(found))
     sys.exit(4 if found["verdict"] == "problem" else 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 from optimizer.errors import UsageError
 
 
@@ -45,5 +45,5 @@ def diagnose(
         print_json(found.to_json())
     else:
         if host or sheet or everything:
-            click.echo(sheet_text(found, everything=everything) + "\n")
-        click.echo(diagnosis_text(found))
+            say(sheet_text(found, everything=everything) + "\n")
+        say(diagnosis_text(found))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.cli.base import json_option, print_json, wants_json
+from optimizer.cli.base import json_option, print_json, say, wants_json
 
 
 @click.command()
@@ -24,5 +24,5 @@ def lint(ctx: click.Context, path: Path | None, as_json: bool) -> None:
         print_json(found)
     else:
         for line in found["lines"]:
-            click.echo(line)
+            say(line)
     sys.exit(2 if found["errors"] else 0)

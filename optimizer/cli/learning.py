@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.cli.base import json_option, print_json, wants_json
+from optimizer.cli.base import json_option, print_json, say, wants_json
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -26,4 +26,4 @@ def learned(ctx: click.Context, export: Path | None, merge: Path | None, switch:
     if wants_json(ctx, as_json):
         print_json(found)
     else:
-        click.echo(found["text"])
+        say(found["text"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 
 
 @click.command()
@@ -24,9 +24,9 @@ def journal(ctx: click.Context, study: str, why: int | None, hypothesis: str | N
         print_json(journal_document(folder, why=why, hypothesis=hypothesis))
     elif follow:
         for line in follow_journal(folder):
-            click.echo(line)
+            say(line)
     else:
-        click.echo(journal_text(folder, why=why, hypothesis=hypothesis, everything=everything))
+        say(journal_text(folder, why=why, hypothesis=hypothesis, everything=everything))
 
 
 @click.command()
@@ -40,4 +40,4 @@ def studies(ctx: click.Context, as_json: bool) -> None:
     if wants_json(ctx, as_json):
         print_json({"studies": rows})
     else:
-        click.echo(study_table(rows))
+        say(study_table(rows))

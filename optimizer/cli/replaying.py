@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 from optimizer.errors import UsageError
 
 
@@ -80,5 +80,5 @@ def replay(
     if json_wanted:
         print_json(found)
     else:
-        click.echo(found["text"])
+        say(found["text"])
     sys.exit(0 if found.get("identical", True) else 6)

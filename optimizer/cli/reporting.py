@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 
 
 @click.command()
@@ -23,14 +23,14 @@ def report(ctx: click.Context, study: str, form: str, output: Path | None, as_js
     folder = roots_of(ctx).study(study)
     text = report_of(folder, form)
     if output is not None and str(output) == "-":
-        click.echo(text, nl=not text.endswith("\n"))
+        say(text, nl=not text.endswith("\n"))
         return
     path = output or folder / f"report.{form}"
     path.write_text(text, encoding="utf-8")
     if wants_json(ctx, as_json):
         print_json({"study": study, "format": form, "path": str(path), "bytes": len(text.encode())})
     else:
-        click.echo(f"Written: {path} ({len(text.encode()) / 1024:.0f} KiB)")
+        say(f"Written: {path} ({len(text.encode()) / 1024:.0f} KiB)")
 
 
 
@@ -51,4 +51,4 @@ def diff(ctx: click.Context, before: str, after: str, best: bool, as_json: bool)
     if wants_json(ctx, as_json):
         print_json(found)
     else:
-        click.echo(diff_text(found))
+        say(diff_text(found))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 from optimizer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -126,4 +126,4 @@ def plan(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     if wants_json(ctx, as_json):
         print_json(found)
     else:
-        click.echo(plan_text(found))
+        say(plan_text(found))

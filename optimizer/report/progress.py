@@ -23,6 +23,7 @@ from optimizer.core.state import State
 from optimizer.evidence.startup_progress import Startup, startup_progress
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.study import StudySpec
+from optimizer.redact import printable
 from optimizer.report.prose import changes_text, result_text, sentence
 
 QUIET = {EntryKind.LEASE_TAKEN}
@@ -94,7 +95,7 @@ class Progress:
                 self._took.setdefault(kind, []).append(now - since)
 
     def note(self, text: str) -> None:
-        self._note = text
+        self._note = printable(text)
         if self._step is not None and self._step[0] == "await_ready" and (seen := startup_progress(text)) is not None:
             self._startup = seen
 
@@ -111,7 +112,7 @@ class Progress:
         self._say(f"  report    {folder / 'report.md'}; {'the best' if is_confirmed_better(state) else 'the original'} command line: {folder / 'launch.sh'}")
 
     def _say(self, line: str) -> None:
-        (self._live.console if self._live is not None else self.console).print(Text(line))
+        (self._live.console if self._live is not None else self.console).print(Text(printable(line)))
 
     # ---- the panel ------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,16 @@
 
 import asyncio
 import io
+import json
 
 import pytest
 from rich.console import Console
 
+from optimizer.cli.base import print_json, say
 from optimizer.core.state import State
 from optimizer.evidence.startup_progress import Startup, startup_progress
 from optimizer.model.entry import Entry
+from optimizer.model.outcome import Failed
 from optimizer.report.progress import Progress
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog
@@ -92,3 +95,34 @@ def test_without_a_terminal_every_entry_is_one_plain_line() -> None:
     lines = stream.getvalue().splitlines()
     assert "\x1b" not in stream.getvalue() and len(lines) >= state.seq - 1
     assert any("judged" in line for line in lines)
+
+
+@pytest.mark.fault("H26")
+def test_nothing_of_a_box_moves_the_cursor_of_a_terminal() -> None:
+    """A start-up line that retitles the window, clears the screen and reorders text, in the panel and in the lines above it."""
+    hostile = "\x1b]0;owned\x07 loading \x1b[2J\x1b[31mred\x9b2J \u202eback\r\b\x00 10%"
+    view = Progress(io.StringIO())
+    log = MemoryLog()
+    log.append("opened", {"spec": spec().plain()}, expect=0)
+    box = ModelBox({"disable_cuda_graph": True}, lambda values: 400.0, crash=lambda values: "crashed")
+    said = Failed(cause="crashed", message=f"the server said {hostile}")
+    box.fault = lambda step, number: said if step.kind == "await_ready" else None
+    asyncio.run(drive(log, box, PLAN, watch=view.watch))
+    view.note(hostile)
+    target = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
+    target.print(view._panel())
+    lines = view.console.file.getvalue()  # type: ignore[attr-defined]
+    assert "the server said" in lines and "loading" in target.file.getvalue()  # type: ignore[attr-defined]
+    for shown in (lines, target.file.getvalue()):  # type: ignore[attr-defined]
+        assert not [char for char in shown if char != "\n" and not char.isprintable()], repr(shown)
+
+
+@pytest.mark.fault("H26")
+def test_nothing_of_a_box_moves_the_cursor_through_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    value = "a\x1b]0;owned\x07b\x1b[2Jc\x9b2Jd\u202e"
+    say(value, err=True)
+    say(f"{value}\n")
+    print_json({"said": value})
+    out, err = capsys.readouterr()
+    assert all(char == "\n" or char.isprintable() for char in out + err)
+    assert json.loads(out.partition("\n\n")[2]) == {"said": value}  # a program gets what was said
