@@ -8,6 +8,7 @@ from optimizer.evidence.bundle import read_bundle
 from optimizer.knowledge.library import Library, load_library
 from optimizer.knowledge.load import find_knowledge
 from optimizer.model.diagnosis import Diagnosis
+from optimizer.report.diagnosis_view import diagnosis_text
 from optimizer.runner.diagnose import diagnose
 
 TESTS = Path(__file__).parents[1]
@@ -93,3 +94,44 @@ def test_the_gain_of_graphs_is_predicted_from_the_eager_launch_alone(library: Li
     assert predicted is not None and predicted.computed
     low, high = predicted.ratio
     assert low / 1.5 <= 3.7 <= high * 1.5
+
+
+@pytest.mark.parametrize(
+    ("version", "spelled"),
+    [
+        ("0.5.12", "--cuda-graph-max-bs "),
+        ("0.5.16", "--cuda-graph-max-bs-decode "),
+        ("0.5.23", "--cuda-graph-max-bs-decode "),
+    ],
+)
+def test_without_a_help_text_flags_are_spelled_for_the_version(version: str, spelled: str, library: Library):
+    bundle = read_bundle(H200 / "tp1-7b-graph4").model_copy(update={"help_text": "", "engine_version": version})
+    found = diagnose(bundle, library)
+    assert f"{spelled}16" in (found.next_step or "")
+
+
+@pytest.mark.parametrize(
+    ("run", "step"), [("tp1-7b-kvlimited", "--mem-fraction-static 0.85"), ("tp1-7b-oom", "--mem-fraction-static 0.9 ")]
+)
+def test_the_next_step_has_a_value_and_a_cost(run: str, step: str, library: Library):
+    found = look(H200 / run, library)
+    assert step in (found.next_step or "") and "Cost: one relaunch" in (found.next_step or "")
+
+
+def test_a_prefix_cache_that_is_off_matters_where_prompts_are_shared(library: Library):
+    for run, step in (
+        ("vllm-0.32-cpu/noprefix", "--enable-prefix-caching"),
+        ("sglang-0.5.23-cpu/noradix", "without --disable-radix-cache"),
+    ):
+        found = look(TESTS / "recordings" / run, library)
+        assert (found.verdict, found.hypotheses[0].id) == ("diagnosed", "prefix-cache-ineffective")
+        assert step in (found.next_step or "")
+
+
+def test_the_break_even_of_drafts_and_the_best_depth_are_shown(library: Library):
+    found = look(H200 / "tp1-7b-nextn3-acc2.8", library)
+    assert found.drafts is not None and found.drafts.break_even is not None and 2 < found.drafts.break_even < 16
+    best = {level.concurrency: level.best for level in found.drafts.levels}
+    assert best[1] >= 3 and best[16] == best[32] == 0
+    said = diagnosis_text(found)
+    assert "break even at about" in said and "Where the time goes at concurrency 32" in said
