@@ -44,6 +44,7 @@ class Session:
         self.launches: dict[str, Launch] = {}
         self.shared_files: dict[str, bytes] = {}  # help.txt, topo.txt, nvidia-smi-q.txt, config.json: the same for every launch
         self.ready_s: dict[str, float] = {}
+        self.pools: dict[str, float] = {}  # tokens of the largest KV pool that each setting was seen with, by its digest
 
     @property
     def known(self) -> BoxContext:

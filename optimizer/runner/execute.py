@@ -47,7 +47,7 @@ from optimizer.runner.calibrating import calibrate
 from optimizer.runner.checking import Bench, check
 from optimizer.runner.collecting import launch_log
 from optimizer.runner.context import Session
-from optimizer.runner.measure import measure
+from optimizer.runner.measure import measure, pool_against_before
 from optimizer.runner.survey import launch_json, survey
 
 # A start whose log stands still for this long is a hang; weights of hundreds of GiB load in silence for minutes.
@@ -73,11 +73,13 @@ class LiveExecutor:
 
     def remember(self, entries: Sequence[Entry], blob: Callable[[str], bytes]) -> None:
         """Rebuild the session from the journal."""
+        measured: Measure | None = None
         for entry in entries:
             if entry.kind == EntryKind.INTENT:
                 step = STEP.validate_python(entry.body["step"])
                 if isinstance(step, Launch):
                     self.session.launches[step.key] = step
+                measured = step if isinstance(step, Measure) else None
             elif entry.kind == EntryKind.OUTCOME and entry.body["outcome"]["status"] == "done":
                 body = entry.body["outcome"]["body"]
                 if entry.body["step"] == "observe":
@@ -87,6 +89,9 @@ class LiveExecutor:
                     self._rejoin_epoch = int(body["epoch"]) if body.get("armed") else None
                 elif entry.body["step"] == "await_ready":
                     self.session.ready_s[str(body.get("launch"))] = float(body.get("ready_s", 0.0))
+                elif entry.body["step"] == "measure" and measured is not None:
+                    known = self.session.launches.get(measured.launch)
+                    pool_against_before(self.session, known.settings if known else Settings(), Evidence.model_validate(body.get("evidence", {})))
 
     @property
     def adapter(self) -> Engine:

@@ -19,8 +19,10 @@ from optimizer.core.witness import judge as judge_witness
 from optimizer.engines.base import Engine
 from optimizer.evidence.bundle import bundle_from_files
 from optimizer.model.canonical import sha256_hex
+from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.measurement import Invalidity, LoadPoint, Measurement, ValidityCode
 from optimizer.model.outcome import Done, Failed
+from optimizer.model.settings import Settings
 from optimizer.model.step import ORIGINAL, Check, Level, Measure
 from optimizer.model.study import StudySpec
 from optimizer.runner import answers
@@ -92,6 +94,8 @@ async def measure(
     bundle = bundle_from_files({**session.shared_files, **files})
     if step.launch != ORIGINAL:  # the log of a server as found may hold its earlier starts; a launch of ours has its own
         points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *invalidities(bundle.evidence))})
+    settings = Settings() if step.launch == ORIGINAL else session.launches[step.launch].settings
+    points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *pool_against_before(session, settings, bundle.evidence))})
     measurement = Measurement(points=tuple(points), samples_digest=sha256_hex(samples))
     info = _json(files.get("server_info.json"))
     log_text = files.get("server.log", b"").decode("utf-8", "replace")
@@ -147,6 +151,18 @@ async def offer_load(
     await box.run_job(LOADGEN.read_bytes(), json.dumps(job).encode() + b"\n", f"{spec.study}:{step.key}-{job_name}",
                       longest_s(job), on_line, env_changes={KEY_VARIABLE: given} if given else None)  # fmt: skip
     return summarise(lines, workload, level.concurrency), lines
+
+
+def pool_against_before(session: Session, settings: Settings, evidence: Evidence) -> tuple[Invalidity, ...]:
+    """The KV pool that these settings got on an earlier launch of this study is what they get: a smaller one means that somebody
+    else held memory at the start."""
+    pool, before = evidence.number("kv.pool_tokens"), session.pools.get(settings.digest)
+    if not pool:
+        return ()
+    session.pools[settings.digest] = max(pool, before or 0.0)
+    if not before:
+        return ()
+    return invalidities(Evidence(facts=(Fact(name="validity.kv_pool_ratio", value=pool / before, unit="ratio", source="study"),)))
 
 
 async def _files(

@@ -40,12 +40,13 @@ class Bench:
     running: Running
     box: Box
     said: list[str] = field(default_factory=list)
+    session: Session = field(default_factory=Session)
 
     async def __call__(self, *, concurrency: int = 4, window_s: float = 48.0, warmup_s: float = 8.0, **load: Any) -> Measurement:
         workload = Workload(concurrency=concurrency, prompt_tokens=128, output_tokens=64, warmup_min_s=warmup_s, warmup_max_s=warmup_s, **load)
         spec = StudySpec(study="v", host=HostSpec(name="sim:h200-7b", kind="sim"), target=Target(), workload=workload, time_scale=SCALE)
         argv = tuple(self.sim.argv)
-        session = Session()
+        session = self.session
         session.context = BoxContext(engine="sglang", launch=LaunchSpec(argv=argv), original_port=self.running.port, boot_id="b", hostname="h",
                                      gpu="H200", gpu_count=1, has_nvidia_smi=True)  # fmt: skip
         level = Level(concurrency=concurrency, warmup_min_s=warmup_s, warmup_max_s=warmup_s, window_s=window_s)

@@ -20,7 +20,7 @@ from optimizer.model.measurement import ADVICE, ValidityCode
 from optimizer.runner.witness import Watch, app_rows, in_flight, table_samples
 from optimizer.transport.local import LocalTransport
 
-from ..simulator.client import free_port
+from ..simulator.client import free_port, until_ready
 from .conftest import Bench, codes, foreign_client, point
 
 
@@ -107,6 +107,29 @@ async def test_a_process_that_comes_to_the_gpu_during_the_load(bench: Bench) -> 
         stranger.wait()
     assert ValidityCode.FOREIGN_PROCESS in codes(measured), measured.invalid
     assert str(stranger.pid) in str(measured.invalid) and "9000 MiB" in str(measured.invalid)
+
+
+async def test_the_same_settings_with_half_the_memory(tmp_path: Path, bench: Bench) -> None:
+    """Somebody's process holds memory when the server is started again: its KV pool is not that of the launch before."""
+    first = await bench(window_s=24)
+    assert codes(first) == set(), first.invalid
+    stranger = subprocess.Popen(["sleep", "60"])
+    values = {"pid": stranger.pid, "start": start_ticks(stranger.pid), "gpus": [0], "ranks": [stranger.pid], "used_mib": 70_000.0, "busy": 0.0,
+              "memory_busy": 0.0, "written": time.time()}  # fmt: skip
+    (bench.sim.home / "state/gpu" / f"{stranger.pid}.json").write_text(json.dumps(values))
+    bench.running.stop()
+    with (bench.sim.home / "server.log").open("wb") as log:
+        argv = [*bench.sim.argv]
+        argv[argv.index("--port") + 1] = str(bench.running.port)
+        bench.running.process = subprocess.Popen(argv, env={**bench.sim.env, **bench.sim.launch_env}, cwd=bench.sim.cwd, stdout=log, stderr=log,
+                                                 stdin=subprocess.DEVNULL)  # fmt: skip
+    try:
+        await until_ready(bench.running)
+        again = await bench(window_s=24)
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert ValidityCode.KV_POOL_SHRUNK in codes(again), again.invalid
 
 
 class _Told(list[str]):
