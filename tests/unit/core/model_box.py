@@ -38,7 +38,7 @@ GRAPHS = Playbook(
 )  # fmt: skip
 ADMISSION = Playbook(
     id="admission-cap-too-low", family="capacity", claim="Too few requests run.", addresses="none",
-    evidence=(EvidenceRule(id="queue", group="queue", when={"fact": "queue.depth_p95", "ge": 4}, if_true_db=16, if_false_db=-12),),
+    evidence=(EvidenceRule(id="queue", group="queue", when={"fact": "queue.depth_p95", "ge": 4}, if_true_db=14, if_false_db=-12),),
     predicts=Prediction(ratio=(1.3, 3.0)), actions=(SetAction(params={"max_running_requests": 16}),), source="test",
 )  # fmt: skip
 MEMORY = Playbook(

@@ -127,7 +127,7 @@ def test_without_a_promotion_a_prune_stays():
 
 def test_after_each_promotion_the_ceiling_and_the_ranking_are_made_anew_from_the_new_facts():
     plan = replace(PLAN, playbooks=tuple(book for book in SURE if book.id in ("cuda-graph-disabled", "admission-cap-too-low")))
-    plan = replace(plan, playbooks=tuple(book.model_copy(update={"prior_db": -9.0}) for book in plan.playbooks))  # one cure at a time
+    plan = replace(plan, playbooks=tuple(book.model_copy(update={"prior_db": -12.0}) for book in plan.playbooks))  # one cure at a time
     _state, log = run(ModelBox({**EAGER, "max_running_requests": 4}, speed), plan=plan)
     entries = log.read()
     promotions = [entry.seq for entry in entries if entry.kind == EntryKind.PROMOTED]
