@@ -146,8 +146,17 @@ def _ceiling(body: Mapping[str, Any]) -> str:
     return (
         f"Ceiling {number(body.get('ceiling_tokens_per_s'))} tok/s at c={body.get('concurrency')}, measured "
         f"{number(body.get('measured_tokens_per_s'))}; winning back what queue, launches and collectives lose would give about "
-        f"{number(body.get('reachable_tokens_per_s'))}. Lost: {lost or 'nothing'}."
+        f"{number(body.get('reachable_tokens_per_s'))}. Lost: {lost or 'nothing'}.{_drafts(body)}"
     )
+
+
+def _drafts(body: Mapping[str, Any]) -> str:
+    """The best depth at this load and where drafts stop paying; nothing where nothing is drafted."""
+    if "best_draft_tokens" not in body:
+        return ""
+    level = body.get("break_even_concurrency")
+    pays = "pay at every load" if level is None else "never pay" if level < 1 else f"stop paying at about {level:.0f} concurrent requests"
+    return f" Drafts: {body['best_draft_tokens']} deep is best here; as they are they {pays} in decode (predicted)."
 
 
 def _ranked(body: Mapping[str, Any]) -> str:
