@@ -42,9 +42,15 @@ def test_a_running_and_a_closed_study_answer_and_the_next_one_knows_its_result(b
     assert second.exit == 0, second.err
     opened = entries(box.runs / "second")[0].body["spec"]["prior_art"]
     assert [item["name"] for item in opened] == ["first"] and opened[0]["after"] > opened[0]["before"]
+    ranked = next(entry.body for entry in entries(box.runs / "second") if entry.kind == "ranked")
+    row = next(row for row in ranked["hypotheses"] if row["id"] == "prior-art")
+    assert row["testable"] and row["probability"] > 0.9 and row["ratio"][1] == pytest.approx(opened[0]["after"] / opened[0]["before"], rel=0.15)
     chosen = next(entry.body for entry in entries(box.runs / "second") if entry.kind == "chosen")
-    assert chosen["hypothesis"] == "prior-art" and KEPT.items() <= chosen["changes"].items()
-    assert "cuda-graph-disabled" in [item["hypothesis"] for item in chosen.get("cures", [])], "the cause has its name all the same"
+    assert KEPT.items() <= chosen["changes"].items()
+    named = [chosen["hypothesis"], *(item["hypothesis"] for item in chosen.get("cures", []))]
+    assert "cuda-graph-disabled" in named, "the cause has its name, whichever of the two is worth more"
+    asked = box("why-not", "second", "prior-art", "--json").json
+    assert asked["answer"] in ("kept", "refused", "never_tested", "in_force") and "Study first" in asked["text"]
     assert box("replay", "second", "--verify", "--json").json["identical"]
     # The journal carries what it knew: the first study may go.
     for path in (box.runs / "first").iterdir():
