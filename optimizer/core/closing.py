@@ -87,7 +87,8 @@ def ending_of(state: State, plan: Plan) -> tuple[str, str]:
     handed = [item for item in state.refusals if item.get("kind") == "hand_over"]
     if state.out_of_reach or (handed and first is not None and first.get("id") == handed[-1].get("hypothesis")):
         why = state.out_of_reach or "The leading cause has no configuration action."
-        return "unreachable_by_configuration", _with_handover(why, handed)
+        ranked = [str(row["id"]) for row in state.ranked]
+        return "unreachable_by_configuration", _with_handover(why, sorted(handed, key=lambda item: -_place(ranked, str(item.get("hypothesis")))))
     tested = [belief for belief in state.beliefs.values() if belief.tried]
     if not tested:
         return "nothing_to_tune", _why_nothing(state)
@@ -120,6 +121,11 @@ def _exhausted(state: State) -> bool:
     """Nothing is left that a launch could test: neither ranked, nor chosen and then without its launch."""
     unlaunched = any(belief.status == "deferred" and belief.reason == BUDGET_SPENT for belief in state.beliefs.values())
     return not unlaunched and not any(item.get("testable") for item in state.ranked)
+
+
+def _place(ranked: list[str], hypothesis: str) -> int:
+    """Where a cause ranks: of several that are handed over, the likeliest is what the ending speaks of."""
+    return ranked.index(hypothesis) if hypothesis in ranked else len(ranked)
 
 
 def _with_handover(why: str, handed: list[Mapping[str, Any]]) -> str:
