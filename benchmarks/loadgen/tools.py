@@ -78,7 +78,7 @@ def _sglang(work: Work) -> list[str]:
 def _aiperf(work: Work) -> list[str]:
     return [str(CLIENTS / "aiperf/bin/aiperf"), "profile", "--model", "nullmodel", "--url", work.url, "--endpoint-type", "completions", "--streaming",
             "--concurrency", str(work.streams), "--request-count", str(work.requests), "--isl", str(PROMPT_TOKENS), "--osl", str(work.tokens),
-            "--tokenizer", "null/tiny", "--ui", "none", "--artifact-dir", str(work.folder)]  # fmt: skip
+            "--tokenizer", "null/tiny", "--use-server-token-count", "--ui", "none", "--artifact-dir", str(work.folder)]  # fmt: skip
 
 
 def _aiperf_figures(folder: Path) -> dict[str, float]:
