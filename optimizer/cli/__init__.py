@@ -23,6 +23,7 @@ from optimizer.cli import (
     studying,
 )
 from optimizer.cli.base import Group
+from optimizer.errors import UsageError
 
 EPILOG = """
 Start here:
@@ -34,7 +35,17 @@ Start here:
 """
 
 
-@click.group(cls=Group, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+FIRST = """optimize tunes an LLM inference server (SGLang, vLLM, llama.cpp): it reads what the server and the box say, ranks what may limit it,
+changes one thing at a time, measures it honestly, and writes down why. Three commands to try:
+
+  optimize run --host sim:h200-7b --target 1000tps@16  tune a simulated box: no GPU, no server, three minutes
+  optimize diagnose --host localhost                   what limits the server that runs here; changes nothing
+  optimize plan --host BOX --target 1000tps@16         what a study of a box of ~/.ssh/config would do; changes nothing
+
+Then `optimize journal STUDY` tells what was done and why. All commands: optimize --help"""
+
+
+@click.group(cls=Group, invoke_without_command=True, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="optimize")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; people's text goes to stderr.")
 @click.option("--runs", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"), show_default=True, envvar="OPTIMIZE_RUNS",
@@ -43,11 +54,15 @@ Start here:
               help="Folder with playbooks/ and search_spaces/ (default: here, else the packaged ones).")  # fmt: skip
 @click.pass_context
 def main(ctx: click.Context, as_json: bool, runs: Path, knowledge_: Path | None) -> None:
-    """An autonomous performance engineer for LLM inference servers (SGLang, vLLM).
+    """An autonomous performance engineer for LLM inference servers (SGLang, vLLM, llama.cpp).
 
     It reads the server and the box, ranks what may limit it, relaunches with one change at a time, measures honestly and
     writes down why."""
     ctx.obj = {"json": as_json, "runs": runs, "knowledge": knowledge_}
+    if ctx.invoked_subcommand is None:
+        if as_json:
+            raise UsageError("--json needs a command.", hint="For example: optimize --json studies")
+        click.echo(FIRST)
 
 
 for command in (
