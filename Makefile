@@ -8,7 +8,7 @@ DEMO_HOST ?= sim:rtx6000x8-k26
 DEMO_TARGET ?= 1000tps@32
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint engines test-engines test-scenarios test-slow dev clean
+.PHONY: help demo test lint docs engines test-engines test-scenarios test-slow dev clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make engines       install real SGLang, vLLM and llama.cpp for this CPU into $(ENGINES) (6 GB, about two minutes)'
 	@echo 'make test-engines  tune those real engines'
 	@echo 'make lint          ruff, mypy, import contracts, knowledge files'
+	@echo 'make docs          the documents as a site in site/, every link checked'
 	@echo 'make clean         remove $(VENV) and caches; keeps $(ENGINES) and runs/'
 
 demo: $(VENV)/.installed
@@ -40,6 +41,12 @@ lint: dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/optimize lint
+
+# Not --quiet: with it, --strict counts no warning. The variable silences an advertisement of the theme.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python scripts/docs/errors_table.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo 'site/index.html'
 
 engines:
 	PYTHON=$(PYTHON) scripts/engines/install.sh $(ENGINES)
@@ -78,6 +85,11 @@ $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml
 	@$(PIP) install --editable '.[dev]'
 	@touch $(VENV)/.installed $@
 
+$(VENV)/.installed-docs: $(VENV)/.made pyproject.toml
+	@echo "Installing what makes the documents' site into $(VENV)"
+	@$(PIP) install --editable '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find optimizer tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 the reader's own, at least understood by the program. A command of a kind that nobody checks fails here."""
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from optimizer import wiring
@@ -28,9 +30,15 @@ from tests.unit.core.model_box import ModelBox, spec
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-STUDIES = {"STUDY": "a41c07", "first": "a41c07"}  # how documents call a study -> the study that stands for it here
+# How documents call a study -> the study that stands for it here: one of a box in memory, and the record of a real one.
+STUDIES = {"STUDY": "a41c07", "BEFORE": "first", "AFTER": "first"}
+OF_COMMAND = {"replay": {"first": "a41c07"}, "tradeoff": {"STUDY": "first"}}  # an old record is read, not decided again; loads are many in it
+HISTORY = ROOT / "tests" / "histories" / "h200-7b-eager"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-READING = {"journal", "studies", "replay", "lint", "plan", "diagnose"}
+READING = {"journal", "studies", "replay", "lint", "plan", "diagnose", "doctor", "why", "why-not", "report", "diff", "tradeoff"}
+# What acts on a machine of the reader's own, with files that a study leaves: only the files are checked.
+AWAY = {("sudo", "cp"), ("sudo", "systemctl"), ("docker", "compose"), ("kubectl", "apply"), ("sh",), ("cat",)}
+COMPLETION = re.compile(r"_OPTIMIZE_COMPLETE=(bash|zsh|fish)_source optimize")
 
 
 def blocks(language: str) -> Iterator[tuple[Path, str]]:
@@ -46,7 +54,7 @@ def commands() -> list[tuple[str, str]]:
     for document, text in blocks("console"):
         for line in text.splitlines():
             if line.startswith("$ "):
-                found.append((document.name, shlex.join(shlex.split(line[2:], comments=True))))
+                found.append((document.name, line[2:] if COMPLETION.search(line) else shlex.join(shlex.split(line[2:], comments=True))))
     return list(dict.fromkeys(found))
 
 
@@ -56,6 +64,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("here")
     for name in ("playbooks", "search_spaces", "docs", "tests"):
         (here / name).symlink_to(ROOT / name)
+    shutil.copytree(HISTORY, here / "runs" / "first")
     known = load_library(find_knowledge(ROOT))
     study = spec(study=STUDIES["STUDY"])
     with Journal.create(here / "runs" / study.study / "journal.db") as journal:
@@ -73,7 +82,17 @@ def run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def check_optimize(words: list[str]) -> None:
     """Runs what only reads; of what acts on a simulated box, its plan; the rest has to be understood."""
-    words = [STUDIES.get(word, word) for word in words]
+    if not words:  # it explains itself
+        from optimizer.cli import main
+
+        done = CliRunner().invoke(main, [])
+        assert done.exit_code == 0 and done.stdout.count("\n  optimize ") == 3, done.output
+        for line in done.stdout.splitlines():
+            if line.startswith("  optimize "):
+                understood(shlex.split(re.split(r"  +", line.strip())[0])[1:])
+        return
+    stands_for = {**STUDIES, **OF_COMMAND.get(words[0], {})}
+    words = [stands_for.get(word, word) for word in words]
     host = words[words.index("--host") + 1] if "--host" in words else None
     understood(words)
     if words[0] == "run" and host is not None and host.startswith("sim:"):
@@ -84,6 +103,12 @@ def check_optimize(words: list[str]) -> None:
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 0, f"optimize {shlex.join(words)}: exit {done.exit_code}\n{done.output[-800:]}"
         assert len(done.stdout) > 40, done.stdout
+
+
+def taken_home() -> set[str]:
+    """The files that a study leaves for its winner, as the code names them."""
+    source = "".join((ROOT / "optimizer" / name).read_text(encoding="utf-8") for name in ("report/study.py", "engines/deploy.py", "engines/script.py"))
+    return set(re.findall(r'"(\w+\.(?:sh|service|yaml|diff))":', source))
 
 
 def understood(words: list[str]) -> None:
@@ -103,8 +128,12 @@ def understood(words: list[str]) -> None:
 
 @pytest.mark.parametrize(("document", "command"), commands())
 def test_a_documented_command_works(document: str, command: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = shlex.split(command)
     monkeypatch.chdir(here)
+    if shell := COMPLETION.search(command):
+        done = run(["env", f"_OPTIMIZE_COMPLETE={shell[1]}_source", "optimize"], here)
+        assert done.returncode == 0 and "_optimize_completion" in done.stdout, done.stderr
+        return
+    words = shlex.split(command)
     if words[0] == "optimize":
         check_optimize(words[1:])
     elif words[0] == "make":
@@ -113,6 +142,8 @@ def test_a_documented_command_works(document: str, command: str, here: Path, mon
     elif words[0] == "sqlite-utils":
         done = run([word.replace("STUDY", STUDIES["STUDY"]) for word in words], here)
         assert done.returncode == 0 and len(done.stdout.splitlines()) > 2, done.stderr + done.stdout
+    elif tuple(words[:1]) in AWAY or tuple(words[:2]) in AWAY:
+        assert all(word.removeprefix("runs/STUDY/") in taken_home() for word in words if word.startswith("runs/")), words
     elif words[0] == "pytest":
         done = run([sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *words[1:]], ROOT)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -157,6 +188,86 @@ def test_example_files_are_accepted(tmp_path: Path) -> None:
         else:
             assert hosts.launch_of(hosts.describe(hosts.parse_host("box"), (tmp_path,))) is not None
     assert found >= 2
+
+
+def test_the_example_space_is_accepted(tmp_path: Path) -> None:
+    for name in ("playbooks", "search_spaces"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    examples = [text for document, text in blocks("yaml") if document.name == "adding-a-space.md"]
+    assert examples
+    for text in examples:
+        name = re.match(r"# (search_spaces/\S+\.yaml)\n", text)
+        assert name, "an example names its file in the first line"
+        (tmp_path / name[1]).write_text(text, encoding="utf-8")
+        done = run(["optimize", "lint", str(tmp_path), "--json"], tmp_path)
+        assert name[1] not in done.stdout, done.stdout
+        assert '"errors": 0' in done.stdout
+
+
+def test_the_example_engine_keeps_the_contract() -> None:
+    done = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "docs/examples/test_toyserve.py"], ROOT)
+    assert done.returncode == 0 and int(re.findall(r"(\d+) passed", done.stdout)[0]) > 70, done.stdout + done.stderr
+
+
+def test_python_in_documents_runs(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(here)
+    found = {document.name: text for document, text in blocks("python")}
+    exec(compile(found["ecosystem.md"], "ecosystem.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "cuda-graph-disabled"
+    compile(found["adding-an-engine.md"], "adding-an-engine.md", "exec")
+    assert set(found) == {"ecosystem.md", "adding-an-engine.md"}, "nothing runs the new one"
+
+
+def test_every_name_of_the_library_is_documented() -> None:
+    import optimizer
+
+    text = (ROOT / "docs" / "ecosystem.md").read_text(encoding="utf-8")
+    assert not [name for name in optimizer.__all__ if not re.search(rf"`{name}\b", text)]
+
+
+def test_the_mcp_configuration_starts_a_command_that_exists() -> None:
+    example = json.loads((ROOT / "docs/examples/mcp.json").read_text(encoding="utf-8"))
+    assert [json.loads(text) for _, text in blocks("json")] == [example]
+    server = example["mcpServers"]["optimize"]
+    assert server["command"] == "optimize"
+    assert run(["optimize", *server["args"], "--help"], ROOT).returncode == 0
+
+
+def test_the_regression_gate_is_a_workflow_whose_commands_exist() -> None:
+    workflow = yaml.safe_load((ROOT / "docs/examples/regression-gate.yml").read_text(encoding="utf-8"))
+    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    commands_ = [line.strip() for text in steps for line in text.splitlines() if line.strip().startswith("optimize ")]
+    assert len(commands_) == 2
+    for command in commands_:
+        understood(shlex.split(command.split(" > ")[0])[1:])
+
+
+def test_the_table_of_errors_is_current() -> None:
+    done = run([sys.executable, "scripts/docs/errors_table.py", "--check"], ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_error_says_what_it_means_and_what_to_do() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if re.match(r"\| (↳ )?`", line)]
+    assert len(rows) > 20
+    assert not [row for row in rows if len(row) != 4 or not all(len(cell.strip()) > (0 if index == 1 else 5) for index, cell in enumerate(row))]
+    documented = {row[0].strip(" ↳`") for row in rows}
+    from optimizer import errors
+
+    assert {name for name, kind in vars(errors).items() if isinstance(kind, type)} <= documented
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"- ([\w-]+\.md)$", text, re.MULTILINE)) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_every_command_is_in_the_readme() -> None:
+    from optimizer.cli import main
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [name for name in main.commands if f"`{name}`" not in text]
 
 
 def test_every_workload_field_is_documented() -> None:
