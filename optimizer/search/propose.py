@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from optimizer.core.predicate import View
+from optimizer.errors import OptimizerError
 from optimizer.model.base import Value
 from optimizer.model.canonical import derived_seed
 from optimizer.model.space import Direction, Param, Space, Trial
@@ -70,7 +71,10 @@ def propose(
             return point
     usable = tuple(trial for trial in usable if not tradeoff or trial.infeasible or trial.second is not None)
     for attempt in range(_ATTEMPTS + 1):
-        point = _ask(space, free, usable, away, derived_seed(seed, "ask", attempt), held, context, tradeoff)
+        try:
+            point = _ask(space, free, usable, away, derived_seed(seed, "ask", attempt), held, context, tradeoff)
+        except Exception as error:  # Optuna and what it stands on may raise anything; a study outlives its sampler
+            raise OptimizerError(f"Optuna could not propose a point of {space.id}: {type(error).__name__}: {error}") from error
         if point and key(point) not in seen:
             return point
     return random_proposal(free, seed, seen=seen, fixed=held, context=context)

@@ -1,5 +1,6 @@
 """Proposals: the same history and seed give the same point, crashes are avoided, nothing is proposed twice."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -8,10 +9,16 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from optimizer.knowledge.library import Library
 from optimizer.model.base import Value
+from optimizer.model.outcome import Failed
 from optimizer.model.space import Param, Space, Trial
+from optimizer.model.step import Propose
+from optimizer.runner.execute import LiveExecutor
 from optimizer.search.grid import key, points
+from optimizer.search.optuna_door import load
 from optimizer.search.propose import propose, random_proposal, split
+from tests.unit.core.model_box import spec
 
 SPACE = Space(
     id="test/space",
@@ -178,3 +185,19 @@ def test_optuna_is_loaded_late_and_says_nothing(capfd: pytest.CaptureFixture[str
     assert done.stdout.strip() == "False"
     propose(SPACE, SPACE.params, [Trial(params={"size": 8, "mode": "plain"}, value=1.0)], 1)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.fault("F47")
+def test_an_optuna_that_raises_ends_the_proposal_and_not_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises is one error of ours: the executor journals a failed proposal, and the hypothesis is refused with the reason."""
+
+    def breaks(*_: object, **__: object) -> dict[str, object]:
+        raise FloatingPointError("singular matrix")
+
+    monkeypatch.setattr(load().samplers.TPESampler, "sample_relative", breaks)
+    monkeypatch.setattr(load().samplers.TPESampler, "sample_independent", breaks)
+    executor = LiveExecutor(None, spec(), Library.model_construct(spaces=(SPACE,)))  # type: ignore[arg-type]
+    step = Propose(key="5", space=SPACE.id, params=tuple(param.name for param in SPACE.params), history=(), seed=1, hypothesis="idea", fixed={})
+    outcome = asyncio.run(executor._propose(step)).outcome
+    assert isinstance(outcome, Failed) and outcome.cause == "proposal_failed"
+    assert "FloatingPointError: singular matrix" in outcome.message
