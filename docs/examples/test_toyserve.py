@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).parent))
-from optimizer.testing.engine_contract import EngineContract
 from toyserve import ENGINE
+
+from optimizer.testing.engine_contract import EngineContract
 
 
 def help_of_a_build() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-import errors_table  # noqa: E402  (a hook is loaded by its file's name)
+import errors_table
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+)[^)]*\)")
