@@ -132,6 +132,8 @@ def test_a_documented_command_works(document: str, command: str, here: Path, mon
     if shell := COMPLETION.search(command):
         done = run(["env", f"_OPTIMIZE_COMPLETE={shell[1]}_source", "optimize"], here)
         assert done.returncode == 0 and "_optimize_completion" in done.stdout, done.stderr
+        if shell[1] == "bash":
+            assert "_optimize_completion" in run(["bash", "-c", f"{command.partition('#')[0]}; complete -p optimize"], here).stdout
         return
     words = shlex.split(command)
     if words[0] == "optimize":
@@ -260,7 +262,7 @@ def test_every_error_says_what_it_means_and_what_to_do() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"- ([\w-]+\.md)$", text, re.MULTILINE)) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    assert sorted(re.findall(r"- (?:\w+: )?([\w-]+\.md)$", text, re.MULTILINE)) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
 def test_every_command_is_in_the_readme() -> None:
