@@ -60,7 +60,11 @@ class Guard:
             return {"ok": False, "kind": "guard_call", "message": "%s: %s" % (operation, error)}
 
     def say(self, message):
-        print("%.0f %s" % (time.time(), message), flush=True)
+        """Into guard.log. A disk that is full must not keep the original down, so what cannot be said is not said."""
+        try:
+            os.write(1, ("%.0f %s\n" % (time.time(), message)).encode("utf-8", "replace"))
+        except OSError:
+            pass
 
     def watch(self):
         """Until told otherwise. Silence is counted on the monotonic clock, which stands still while the box sleeps."""
@@ -110,7 +114,10 @@ class Guard:
         elif reason == "silent" or outcome["clean"]:
             outcome["restored"] = None
         self.say(json.dumps(outcome))
-        self.write("fired.json", outcome)
+        try:
+            self.write("fired.json", outcome)
+        except OSError as error:
+            self.say("what was done could not be written down: %s" % error)
 
     def restore(self, outcome):
         """Starts the original server and waits until it listens again; three attempts."""
