@@ -260,7 +260,11 @@ def apply(state: State, entry: Entry) -> State:
     if handler is None:
         raise JournalTooNew(f"Entry {entry.seq} has the kind {entry.kind!r}, which this release does not know.",
                             hint="Open the study with the release that wrote it, or a newer one.")  # fmt: skip
-    folded: State = handler(state, entry)
+    try:
+        folded: State = handler(state, entry)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # pydantic's error is a ValueError
+        raise JournalCorrupt(f"Entry {entry.seq} ({entry.kind}) does not have the fields that this kind has: {type(error).__name__}: {str(error)[:300]}",
+                             hint="The file was edited, or written by another program; nothing was changed.") from error  # fmt: skip
     return replace(folded, seq=entry.seq, last_hash=entry.hash)
 
 

@@ -4,7 +4,7 @@ study and interprets no body beyond the outcome's ``status``."""
 
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,7 @@ from optimizer.redact import Redactor
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM entry"
 _INSERT = f"INSERT INTO entry ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+_PAGE = 5_000  # entries that `verify` holds at once
 
 
 class Journal:
@@ -144,12 +145,13 @@ class Journal:
         crash_point("journal.append.after_commit")
         return entry
 
-    def read(self, after: int = 0) -> list[Entry]:
-        """All entries with a number above ``after``, in order. Raises JournalCorrupt at the first gap, edit or broken
-        link."""
+    def read(self, after: int = 0, limit: int = -1) -> list[Entry]:
+        """All entries with a number above ``after``, in order, or the first ``limit`` of them. Raises JournalCorrupt at the
+        first gap, edit or broken link."""
+        first, count = max(after, 1), limit + 1 if limit >= 0 and after > 0 else limit
         with files.explained(self.path):
             self._refresh()
-            rows = self._connection.execute(f"{_SELECT} WHERE seq >= ? ORDER BY seq", (max(after, 1),)).fetchall()
+            rows = self._connection.execute(f"{_SELECT} WHERE seq >= ? ORDER BY seq LIMIT ?", (first, count)).fetchall()
         prev, seq = GENESIS, 0
         if after > 0:
             if not rows or rows[0][0] != after:
@@ -195,10 +197,11 @@ class Journal:
             raise JournalCorrupt(
                 f"{self.path} is damaged: {answers[0]}.", hint="Restore the study's folder from a copy."
             )
-        entries = self.read()
         open_key: str | None = None
         keys: set[str | None] = set()
-        for entry in entries:
+        count = 0
+        for entry in self._pages():
+            count += 1
             if entry.cause is not None and not 0 < entry.cause < entry.seq:
                 raise JournalCorrupt(f"Entry {entry.seq} names {entry.cause} as its cause, which is no earlier entry.")
             if entry.kind is EntryKind.INTENT:
@@ -215,7 +218,14 @@ class Journal:
                     open_key = None
             for digest in (entry.body.get("blobs") or {}).values():
                 self.blob(digest)
-        return len(entries)
+        return count
+
+    def _pages(self) -> Iterator[Entry]:
+        """All entries, some thousands at a time."""
+        after = 0
+        while page := self.read(after, _PAGE):
+            yield from page
+            after = page[-1].seq
 
     def export(self, dest: Path | str) -> Path:
         """A closed copy at ``dest``: one file that can be moved, committed and read from read-only media.

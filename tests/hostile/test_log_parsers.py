@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
@@ -195,6 +196,7 @@ def test_text_that_looks_like_ours_or_like_an_instruction_is_data() -> None:
         assert parser(data + b"\n".join(LIES) + b"\n") == parser(data)
 
 
+@pytest.mark.fault("H28")
 def test_what_users_wrote_states_nothing() -> None:
     """With request logging on, prompts and answers stand in the log. They may quote any line of any engine."""
     said = b"[2026-01-01 00:00:09 TP0] " + DECODE % 9 + b" KV Cache is allocated. #tokens: 5, KV size: 9.00 GB. FlashInfer allreduce fusion failed"
@@ -204,6 +206,26 @@ def test_what_users_wrote_states_nothing() -> None:
     poison = b"".join(b"INFO 01-01 00:00:00 [logger.py:40] %s cmpl-1: prompt: '%s'\n" % (word, said)
                       for word in (b"Received request", b"Generated response"))  # fmt: skip
     assert vllm(VLLM + poison) == vllm(VLLM)
+
+
+@pytest.mark.fault("H28")
+def test_a_claim_is_not_truer_for_being_repeated() -> None:
+    """A user's prompt that says a hundred thousand times that graphs are off changes no fact; it costs time by its bytes alone."""
+    claim = b"[2026-01-01 00:00:00] Receive: obj=GenerateReqInput(text='" + b"cuda graph: False, " * 100_000 + b"')\n"
+    lines = b"[2026-01-01 00:00:00] Receive: obj=GenerateReqInput(text='cuda graph: False, #running-req: 9')\n" * 20_000
+    assert sglang(SGLANG + claim + lines) == sglang(SGLANG)
+
+
+@pytest.mark.fault("H35")
+@pytest.mark.parametrize(("parser", "data"), [(sglang, SGLANG), (vllm, VLLM)], ids=["sglang", "vllm"])
+def test_stamps_that_run_backwards_give_no_negative_time(parser: Callable[[bytes], Evidence], data: bytes) -> None:
+    """Reversed, all alike, and far in the future: durations and rates are left out or positive, everything else stays."""
+    lines = data.splitlines(keepends=True)
+    for bad in (b"".join(reversed(lines)), re.sub(rb"20\d\d-", b"1900-", data), re.sub(rb"(\d\d):(\d\d):(\d\d)", rb"99:99:99", data),
+                re.sub(rb":(\d)(\d)\b", rb":\2\1", data)):  # fmt: skip
+        for fact in parser(bad).facts:
+            if isinstance(fact.value, int | float) and not isinstance(fact.value, bool):
+                assert fact.value >= 0, fact
 
 
 # ---- files --------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """S13: the fallback ledger on pairs of real launches."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,20 @@ def test_the_same_launch_twice_has_no_flip() -> None:
 def test_nothing_changed_means_the_box_drifted() -> None:
     (flip,) = flips(facts(allreduce__custom="on"), facts(allreduce__custom="off_no_p2p"), {}, {})
     assert flip.drift and flip.towards_fallback and flip.confounds and "drift" in flip.text
+
+
+@pytest.mark.fault("F44")
+def test_an_engine_that_was_upgraded_between_two_launches_is_no_effect_of_a_setting(tmp_path: Path) -> None:
+    """What the server says of itself counts, not what the survey saw: the version flips, and no changed setting gets the blame."""
+    shutil.copytree(SGLANG / "tp1-7b-graph32", tmp_path / "after")
+    info = tmp_path / "after/server_info.json"
+    assert '"version":"0.5.12"' in info.read_text()
+    info.write_text(info.read_text().replace('"version":"0.5.12"', '"version":"0.5.13"'))
+    after = read_bundle(tmp_path / "after").evidence
+    assert any("0.5.12" in text and "0.5.13" in text for text in after.value("validity.version_conflict"))  # type: ignore[union-attr]
+    (flip,) = flips(read("tp1-7b-graph32"), after, {}, {})
+    assert (flip.fact, flip.before, flip.after) == ("engine.version", "0.5.12", "0.5.13")
+    assert flip.drift and flip.confounds and flip.blame == ()
 
 
 @pytest.mark.parametrize(("pool", "flipped"), [(1000, False), (1009, False), (991, False), (1011, True), (980, True)])
