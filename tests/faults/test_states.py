@@ -59,14 +59,14 @@ async def test_a_stall_of_ten_minutes_does_not_fire_the_guard(box: Box) -> None:
 def test_the_boxs_clock_jumps_and_the_guard_counts_on(tmp_path: Path, step_s: int) -> None:
     """Whenever its clock of the day is read, it has jumped again: neither does it fire at once, nor does it wait for ever."""
     program = f"import runpy, time; real, n = time.time, []\ntime.time = lambda: n.append(1) or real() + {step_s} * len(n)\nrunpy.run_path({guard_module.__file__!r}, run_name='__main__')"
-    config = {"root": str(tmp_path), "study": "s", "epoch": 1, "home": str(tmp_path), "original": None, "limit_s": 1.0, "poll_s": 0.05,
+    config = {"root": str(tmp_path), "study": "s", "epoch": 1, "home": str(tmp_path), "original": None, "limit_s": 0.6, "poll_s": 0.05,
               "listen_wait_s": 1.0, "program": "", "bootstrap": "raise SystemExit(1)", "boot_id": "b"}  # fmt: skip
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         assert process.stdin is not None
         process.stdin.write(json.dumps(config).encode())
         process.stdin.close()
-        for beat in range(15):
+        for beat in range(9):
             (tmp_path / "beat").write_text(json.dumps({"beat": beat}))
             (tmp_path / "beat").rename(tmp_path / "heartbeat")
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -79,6 +79,7 @@ def test_the_boxs_clock_jumps_and_the_guard_counts_on(tmp_path: Path, step_s: in
         process.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("G4")
 async def test_heartbeats_that_cannot_be_written_lose_the_box_to_the_guard(box: Box, home: Path, server: Server, free_port: int, spawn: Callable) -> None:
     """Something stands in the heartbeat's way, as a full disk does: the coordinator is told, and the guard restores."""

@@ -176,6 +176,35 @@ async def test_link_that_cannot_be_made_again_is_lost_not_unknown(server: Server
         await box.hello()
 
 
+@pytest.mark.fault("F3")
+async def test_a_key_that_is_taken_away_in_mid_study(server: Server, connect: Connect) -> None:
+    """Neither lost nor unknown: the next call says that no key is accepted, and nothing is tried again by itself."""
+    box = Box(connect())
+    await box.hello()
+    port, asked = server.port, len(server.commands)
+    await server.stop()
+    server.client_key = asyncssh.generate_private_key("ssh-ed25519")  # what the server accepts from now on
+    await server.start(port)
+    with pytest.raises(AuthRefused, match="accepted none of your SSH keys") as refused:
+        await box.hello()
+    assert not refused.value.retryable and len(server.commands) == asked
+
+
+@pytest.mark.fault("F5")
+async def test_a_link_that_dies_while_a_job_runs_ends_the_job(server: Server, connect: Connect) -> None:
+    """Half a window is never joined to another: the load ends with its link, and whoever asked is told that it is unknown."""
+    box, lines = Box(connect()), []
+    job = b"import os,time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    call = asyncio.ensure_future(box.run_job(job, b"", "s1:9-load", 50, lines.append))
+    while not lines:
+        await asyncio.sleep(0.02)
+    server.drop()
+    with pytest.raises(LinkLost):
+        await call
+    assert (await box.sweep("s1:9-load", term_s=1, gpu_wait_s=0)).clean
+    assert not Path(f"/proc/{int(lines[0])}").exists()
+
+
 async def test_box_that_stalls_is_given_up(server: Server, connect: Connect) -> None:
     server.env = {}
     transport = connect()
