@@ -114,7 +114,6 @@ def test_killed_before_the_study_was_opened(box: FastBox, passage: int) -> None:
     box.assert_clean()
 
 
-@pytest.mark.smoke
 def test_the_owners_server_comes_back_whenever_the_coordinator_dies(box: FastBox) -> None:
     box.serve()
     words = box.study("owned", "--finish", "restore", launch=False)

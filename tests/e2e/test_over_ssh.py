@@ -84,7 +84,6 @@ async def test_a_link_that_breaks_in_every_step_costs_nothing_but_time(there: Ss
     assert replayed.json["identical"]
 
 
-@pytest.mark.smoke
 def test_a_study_through_a_real_sshd(sshd: Sshd, box: FastBox) -> None:
     there = SshBox(box, sshd.user, sshd.port, sshd.key_file, sshd.known_hosts)
     box.serve()

@@ -22,6 +22,7 @@ def document():
         sys.path.remove(str(folder))
 
 
+@pytest.mark.slow
 def test_the_document_has_the_current_figures(document):
     """Written anew by ``python benchmarks/diagnosis/document.py``."""
     written = document.DOCUMENT.read_text(encoding="utf-8").splitlines()

@@ -56,6 +56,7 @@ def test_a_target_that_is_met_and_one_that_is_not(null_server: Any) -> None:
     assert bench(url, *SHORT, "--target", "1000000tps@2").exit_code == 3
 
 
+@pytest.mark.slow
 def test_the_knee_of_a_server_with_a_known_one(null_server: Any) -> None:
     """Each stream adds to the step time in no null server, so the bound is on the rate: 10 users make 10 * 16/0.075 tok/s."""
     result = bench(null_server("--gap-ms", "5"), *SHORT, "--knee", "--concurrency", "2,12", "--target", "e2e<5s", "--json")

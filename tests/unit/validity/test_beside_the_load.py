@@ -112,6 +112,7 @@ async def test_a_process_that_comes_to_the_gpu_during_the_load(bench: Bench) -> 
     assert str(stranger.pid) in str(measured.invalid) and "9000 MiB" in str(measured.invalid)
 
 
+@pytest.mark.slow
 async def test_the_same_settings_with_half_the_memory(tmp_path: Path, bench: Bench) -> None:
     """Somebody's process holds memory when the server is started again: its KV pool is not that of the launch before."""
     first = await bench(window_s=24)

@@ -51,6 +51,7 @@ def test_a_load_generator_that_is_starved_says_so(null_server: Any, load: Any) -
     assert ValidityCode.CLIENT_BOUND not in easy, point
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F40")
 async def test_the_calibration_before_a_study_finds_out_what_the_client_cannot_do(tmp_path: Path) -> None:
     sim = prepare_box("h200-7b", tmp_path, 20.0)
@@ -85,6 +86,7 @@ def test_a_clock_that_jumps_in_the_window(null_server: Any, tmp_path: Path, step
     assert found == ({ValidityCode.CLOCK_STEP} if stepped else set()), (point.invalid, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bench", [("--max-running-requests", "4")], indirect=True)
 async def test_a_load_beyond_the_server(bench: Bench) -> None:
     """Poisson arrivals at 1.6 times what four slots can serve: the queue grows all the time."""
