@@ -4,6 +4,7 @@ A test names what it asserts with ``@pytest.mark.fault("F13")``; here only the m
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -175,3 +176,12 @@ def test_every_one_is_asserted_by_name_or_says_why_not() -> None:
     marked = {name for name, _ in marks()}
     assert sorted(marked - set(CATALOGUE)) == [], "marks of nothing that the catalogue knows"
     assert sorted(set(CATALOGUE) - marked) == sorted(NOT_YET), "the list of what no test asserts has to be exact"
+
+
+def test_the_promises_name_tests_that_exist() -> None:
+    """The table of docs/safety.md: every promise from P1 to P15, each with tests of this tree."""
+    rows = re.findall(r"^\| (P\d+) .*\| (.*) \|$", (TESTS.parent / "docs/safety.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [name for name, _ in rows] == [f"P{number}" for number in range(1, 16)]
+    for name, tests in rows:
+        named = re.findall(r"`(tests/[^`]+)`", tests)
+        assert named and all((TESTS.parent / one).exists() for one in named), name

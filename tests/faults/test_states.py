@@ -17,7 +17,7 @@ import pytest
 
 from optimizer.box import guard as guard_module
 from optimizer.box.box import Box
-from optimizer.box.results import ServerProcess, ShimRefused
+from optimizer.box.results import BoxLocked, ServerProcess, ShimRefused
 from optimizer.errors import LinkLost, NeedsOperator
 from optimizer.model.study import StudySpec
 from optimizer.transport.local import LocalTransport
@@ -170,6 +170,24 @@ def _listening(port: int) -> bytes:
 
     with socket.socket() as probe:
         return b"listening" if probe.connect_ex(("127.0.0.1", port)) == 0 else b""
+
+
+@pytest.mark.fault("F46")
+async def test_a_box_that_was_given_to_somebody_else_is_not_changed_any_more(box: Box, home: Path, server: Server, free_port: int, spawn: Callable) -> None:
+    """Somebody removed our lock and took the box, while our guard lives: nothing is launched or stopped beside them."""
+    process = spawn(server(free_port), stdout=-3)
+    seen = await found(box, free_port, process.pid)
+    await box.lock("mine")
+    await box.secure("mine", seen, minutes=5, **QUICK)
+    shutil.rmtree(home / ".optimizer/box.lock")
+    await Box(LocalTransport(home=home)).lock("theirs")
+    with pytest.raises(BoxLocked, match="held by study theirs"):
+        await box.launch("mine", "1", server(0), base="guard")
+    with pytest.raises(BoxLocked, match="held by study theirs"):
+        await box.stop_original("mine", seen)
+    assert (await box.state("mine", "1")).state == "not_claimed" and process.poll() is None
+    assert not await box.unlock("mine")
+    await box.disarm("mine")
 
 
 # ---- the link ------------------------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
         if os.path.isdir(claim):
             return dict(_state(folder, identifier), launched=False)
         refuse_fenced(folder, study, int(request["epoch"]))
+        store.refuse_others(folder, study)
         env, secrets, around = _base(folder, study, request["base"])
         arguments = _arguments(request["argv"], secrets)
         if not arguments or not arguments[0]:

@@ -241,6 +241,14 @@ def lock_box(request: dict[str, Any]) -> dict[str, Any]:
     return {"taken_over": taken_over}
 
 
+def refuse_others(folder: Folder, study: str) -> None:
+    """A box that has meanwhile been given to another study is no longer ours to change."""
+    holder = read_record(os.path.join(folder.root, "box.lock", "holder.json"))
+    if holder is not None and holder.get("study") != study:
+        raise Refused("box_locked", "This box is held by study %s (coordinator %s) by now; study %s changes nothing on it any more."
+                      % (holder.get("study"), holder.get("coordinator_name"), study), holder=holder)  # fmt: skip
+
+
 def unlock_box(request: dict[str, Any]) -> dict[str, Any]:
     """Gives the box back if this study holds it; nothing happens otherwise."""
     folder, study = Folder(request["root"]), checked(request["study"], "study id")

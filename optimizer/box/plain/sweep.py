@@ -192,6 +192,7 @@ def stop_original(request: dict[str, Any]) -> dict[str, Any]:
     pid, start_time = int(request["pid"]), int(request["start_time"])
     with store.Lock(folder, request["lock_wait_s"]):
         launch.refuse_fenced(folder, study, int(request["epoch"]))
+        store.refuse_others(folder, study)
         guard = launch.guard_identity(folder, study)
         held = guard.get("original") if guard else None
         if not held or (held["pid"], held["start_time"]) != (pid, start_time):
