@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -221,6 +222,40 @@ async def test_home_and_tmp_that_cannot_be_written(home: Path, tmp_path: Path) -
             await change
         assert refused.value.kind == "unwritable"
     assert list(home.iterdir()) == []
+
+
+# ---- processes that do not end ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A control group whose processes stand still, in the kernel's uninterruptible sleep, until they are let go."""
+    group = Path("/sys/fs/cgroup/freezer") / f"optimize-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no process can be frozen here")
+    yield group
+    (group / "freezer.state").write_text("THAWED")
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.05)
+
+
+@pytest.mark.fault("F21")
+async def test_a_process_that_not_even_a_kill_ends_is_reported_by_its_number(box: Box, server: Server, freezer: Path) -> None:
+    launched = await box.launch("s1", "1", server(0))
+    (freezer / "cgroup.procs").write_text(str(launched.pid))
+    (freezer / "freezer.state").write_text("FROZEN")
+    swept = await box.sweep("s1", term_s=0.2, kill_s=1, gpu_wait_s=0)
+    assert not swept.clean and swept.remaining == (launched.pid,)
+    with pytest.raises(ShimRefused, match=str(launched.pid)) as refused:
+        await box.cleanup("s1")
+    assert refused.value.kind == "still_running"
+    (freezer / "freezer.state").write_text("THAWED")
+    assert (await box.sweep("s1", term_s=1, gpu_wait_s=0)).clean and launched.pid and not alive(launched.pid)
 
 
 # ---- tools and permissions --------------------------------------------------------------------------------------------------
