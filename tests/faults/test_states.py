@@ -19,7 +19,8 @@ import pytest
 from optimizer.box import guard as guard_module
 from optimizer.box.box import Box
 from optimizer.box.results import BoxLocked, ServerProcess, ShimRefused
-from optimizer.errors import LinkLost, NeedsOperator
+from optimizer.errors import JournalError, LinkLost, NeedsOperator
+from optimizer.journal import Journal
 from optimizer.model.study import StudySpec
 from optimizer.transport.local import LocalTransport
 from tests.unit.box.conftest import alive, box, free_port, home, make_box, server, spawn, until
@@ -189,6 +190,36 @@ async def test_a_box_that_was_given_to_somebody_else_is_not_changed_any_more(box
     assert (await box.state("mine", "1")).state == "not_claimed" and process.poll() is None
     assert not await box.unlock("mine")
     await box.disarm("mine")
+
+
+# ---- the journal's disk ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault("F41", "F42")
+def test_the_journals_disk_becomes_full_or_read_only_in_mid_study(tmp_path: Path) -> None:
+    """A real small file system. What was acknowledged stays; one error of ours says why; and with the disk back the study goes on."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(runs)], capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with Journal.create(runs / "s/journal.db") as journal:
+            journal.append("opened", {}, expect=0)
+            with pytest.raises(JournalError, match=r"full|space|disk"):
+                while True:
+                    journal.append("note", {"text": os.urandom(8000).hex()}, expect=journal.last_seq)
+            kept = journal.last_seq
+            subprocess.run(["mount", "-o", "remount,size=8m", str(runs)], check=True)
+            journal.append("note", {"text": "room again"}, expect=kept)
+        with Journal.open(runs / "s/journal.db", write=True) as journal:
+            assert journal.verify() == kept + 2  # and who took over
+        subprocess.run(["mount", "-o", "remount,ro", str(runs)], check=True)
+        with pytest.raises(JournalError):
+            Journal.open(runs / "s/journal.db", write=True)
+        with Journal.open(runs / "s/journal.db", write=False) as journal:
+            assert journal.verify() == kept + 2  # reading needs nothing
+    finally:
+        subprocess.run(["umount", "-l", str(runs)], check=True)
 
 
 # ---- the link ------------------------------------------------------------------------------------------------------------
