@@ -72,6 +72,7 @@ def test_a_rate_that_never_settles() -> None:
     assert point.metrics["output_tokens_per_s"] > 0  # kept and shown
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F30")
 def test_five_of_a_hundred_requests_fail() -> None:
     with running_null_server("--fault", "http_503", "--fault-every", "20", "--gap-ms", "1") as url:

@@ -242,6 +242,7 @@ async def test_its_worker_is_dead_and_its_api_answers_on(study: Study) -> None:
     assert found.points[0].requests_ok == 0 and set(found.points[0].errors) == {"http_500"}
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F21")
 async def test_a_zombie_child_is_no_process(study: Study) -> None:
     """Its parent never reaps it; the stop ends all the same and calls the box clean."""
