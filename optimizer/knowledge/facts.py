@@ -57,6 +57,17 @@ class FactSpec(Frozen):
     def numeric(self) -> bool:
         return self.type in ("int", "float")
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest value that the unit and the ending of the name allow: a share is 0 to 1, a utilisation
+        0 to 100, whatever is counted or timed at least 0."""
+        if not self.numeric or self.unit in ("C", "none"):
+            return (-math.inf, math.inf)
+        last = self.name.rpartition(".")[2]
+        if self.unit == "ratio" and (last.endswith("share") or last.startswith("fraction") or "usage_" in last):
+            return (0.0, 1.0)
+        return (0.0, 100.0) if self.unit == "percent" and "util_" in last else (0.0, math.inf)
+
 
 class Vocabulary(Frozen):
     """The file ``playbooks/facts.yaml``."""
@@ -98,6 +109,50 @@ class Vocabulary(Frozen):
             if message := self._not_a_value(spec, option):
                 return message
         return None
+
+    def settled(self, name: str, operator: str, right: object) -> bool | None:
+        """The answer that a comparison with a literal has whatever is observed, by the fact's own bounds; None when it can have
+        both."""
+        spec = self.by_name.get(name)
+        if spec is None:
+            return None
+        options = right if isinstance(right, list) else [right]
+        if operator == "present":
+            return right is not False  # a fact that is missing is unknown, never absent
+        if operator == "in" and spec.type in ("enum", "bool"):
+            every: tuple[object, ...] = spec.values if spec.type == "enum" else (True, False)
+            return True if all(value in options for value in every) else None
+        numbers = [float(item) for item in options if isinstance(item, int | float) and not isinstance(item, bool)]
+        low, high = spec.bounds
+        if not numbers or len(numbers) != len(options) or low == -math.inf:
+            return None
+        first, last, outside = numbers[0], numbers[-1], not any(low <= number <= high for number in numbers)
+        always, never = {
+            "ge": (first <= low, first > high),
+            "gt": (first < low, first >= high),
+            "le": (first >= high, first < low),
+            "lt": (first > high, first <= low),
+            "between": (first <= low and last >= high, first > high or last < low),
+            "eq": (False, outside),
+            "in": (False, outside),
+            "ne": (outside, False),
+        }.get(operator, (False, False))
+        return True if always else False if never else None
+
+    def beyond(self, name: str, operator: str, right: object) -> str | None:
+        """A sentence when a comparison is settled and its literal is no value that the fact can have: the wrong unit. A literal
+        at the very bound (``ge 0``) only asks whether the fact was observed, which a part of a rule may."""
+        answer = self.settled(name, operator, right) if operator != "present" else None
+        spec = self.by_name.get(name)
+        if answer is None or spec is None or not spec.numeric:
+            return None
+        low, high = spec.bounds
+        options = right if isinstance(right, list) else [right]
+        if any(isinstance(item, int | float) and low <= item <= high for item in options):
+            return None
+        span = f"{low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+        said = f"{operator} {', '.join(f'{item:g}' for item in options)}"
+        return f"{name} is {span}, so {said} {'always' if answer else 'never'} holds: a rule that cannot fail decides nothing"
 
     def misfit(self, fact: Fact) -> str | None:
         """Why this observation cannot be used as it stands: unknown name, wrong type, impossible value, unit or label."""

@@ -2,16 +2,18 @@
 that could never be believed. Returns findings with file and line; never raises for what a file says, never repairs."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from optimizer.ceiling.predict import COMPUTED
 from optimizer.core.builds import in_builds
-from optimizer.core.predicate import comparisons, operands
+from optimizer.core.predicate import OPERATORS, comparisons, operands
+from optimizer.core.resolve import is_json_param
 from optimizer.errors import KnowledgeError
 from optimizer.evidence.absent import UNYIELDED
 from optimizer.evidence.units import UNITS
 from optimizer.knowledge.causes import CAUSES_BY_FAMILY, FAMILY_OF
-from optimizer.knowledge.facts import FactSpec
+from optimizer.knowledge.facts import FactSpec, Vocabulary
 from optimizer.knowledge.library import Library, build_library, parse_document
 from optimizer.knowledge.load import LinePath, LoadedDocument, load_yaml
 from optimizer.model.base import Frozen
@@ -23,6 +25,22 @@ ROPE_EDGE = 1.01
 BELIEVABLE_DB = 0.0
 # Collectors whose facts arise over several measurements.
 _LATER = frozenset({"repeat", "journal", "client"})
+# Parameters that an engine takes although no space samples them (each is in the --help of a release, or in its sources).
+ENGINE_PARAMS: Mapping[str, frozenset[str]] = {
+    "sglang": frozenset(
+        (
+            "cuda_graph_backend_decode",
+            "disable_decode_cuda_graph",
+            "grammar_backend",
+            "load_balance_method",
+            "mamba_radix_cache_strategy",
+        )
+    ),
+    "vllm": frozenset(
+        ("enable_eplb", "env.VLLM_USE_FLASHINFER_SAMPLER", "max_seq_len_to_capture", "speculative_config.enforce_eager")
+    ),
+    "llamacpp": frozenset(),
+}
 # Facts that only the tool itself derives; they need no collector.
 MANUAL = "manual"
 
@@ -58,6 +76,29 @@ def lint(files: Mapping[str, str], *, complete: bool = True) -> tuple[Finding, .
         return _sorted(findings)
     findings.extend(_Checks(library, documents, complete and len(documents) == len(files)).all())
     return _sorted(findings)
+
+
+def lint_one(files: Mapping[str, str], name: str, text: str) -> tuple[Finding, ...]:
+    """Findings of one file beside all the others: it takes the place of the one that holds the same playbook, space or
+    vocabulary, whatever either is called."""
+    mine = _identity(name, text)
+    kept = {
+        other: words
+        for other, words in files.items()
+        if other != name and (mine is None or _identity(other, words) != mine)
+    }
+    return tuple(finding for finding in lint({**kept, name: text}, complete=False) if finding.file == name)
+
+
+def _identity(name: str, text: str) -> tuple[str, str] | None:
+    """What may exist only once in the knowledge; None where several files may say it, or nothing can be read."""
+    try:
+        kind, records = parse_document(load_yaml(text, name))
+    except KnowledgeError:
+        return None
+    if kind == "facts":
+        return kind, ""
+    return (kind, records[0].id) if kind in ("playbook", "space") else None
 
 
 def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -149,6 +190,7 @@ class _Checks:
                 yield from self.condition(book.file, action.when, (*where, "when"))
             if isinstance(action, SetAction):
                 yield from self.values(book.file, action.params, (*where, "params"))
+                yield from self.names(book.file, action, (*where, "params"))
             elif isinstance(action, SpaceAction):
                 yield from self.space_action(book.file, action, where)
             elif isinstance(action, HandOver) and not action.text.strip():
@@ -179,6 +221,33 @@ class _Checks:
             for key in ("fact", "grid_above", "grid_below"):
                 if isinstance(value.get(key), str) and value[key] not in self.library.vocabulary.by_name:
                     yield self.at(file, (*where, name), f"the fact {value[key]} is not in the vocabulary")
+
+    def names(self, file: str, action: SetAction, where: LinePath) -> Iterator[Finding]:
+        """A parameter that nothing knows would be refused at every launch, so it is a slip of the pen."""
+        if not any(space.engine == action.engine or action.engine == "any" for space in self.library.spaces):
+            return  # a knowledge without spaces of this engine says nothing of its parameters
+        known = self._known_params(action.engine)
+        for name in action.params:
+            if name not in known:
+                near = get_close_matches(name, sorted(known), n=1, cutoff=0.75)
+                hint = f" (did you mean {near[0]}?)" if near else ""
+                engine = "any engine" if action.engine == "any" else action.engine
+                yield self.at(
+                    file, (*where, name), f"no space and no engine knows the parameter {name} of {engine}{hint}"
+                )
+
+    def _known_params(self, engine: str) -> set[str]:
+        fits = ("any", engine) if engine != "any" else ("any", *ENGINE_PARAMS)
+        known = {param.name for space in self.library.spaces if space.engine in fits for param in space.params}
+        foreign = {param.name for space in self.library.spaces for param in space.params} - known
+        for names in (
+            *(item.names for item in self.library.directions if item.engine in fits),
+            *(item.params for item in self.library.dead if item.engine in fits),
+        ):
+            known |= set(names) - foreign  # a record for any engine names those of all
+        for name in fits:
+            known |= ENGINE_PARAMS.get(name, frozenset())
+        return known | {name.partition(".")[0] for name in known if is_json_param(name)}
 
     def tests(self, book: Playbook) -> Iterator[Finding]:
         known = {test.name for test in self.library.vocabulary.tests}
@@ -229,8 +298,13 @@ class _Checks:
             if comparison.left.kind != "fact" or comparison.left.name not in vocabulary.by_name:
                 continue
             mistake = vocabulary.mistake(comparison.left.name, comparison.operator, comparison.right, {})
+            mistake = mistake or vocabulary.beyond(comparison.left.name, comparison.operator, comparison.right)
             if mistake is not None:
                 yield self.at(file, (*where, *comparison.path), mistake)
+
+        if (answer := _settled(when, vocabulary)) is not None and not _only_present(when):
+            message = f"the rule cannot fail: it {'always' if answer else 'never'} holds, by the bounds of the facts that it asks for"
+            yield self.at(file, where, message)
 
     def space(self, space: Space) -> Iterator[Finding]:
         if space.requires is not None:
@@ -320,6 +394,32 @@ class _Checks:
                 yield self.at(file, where, f"{fact.name}: the collector {collector} is not declared")
         if not fact.collectors:
             yield self.at(file, where, f"{fact.name} has no collector")
+
+
+def _only_present(when: Any) -> bool:
+    """A tree that is nothing but ``present``: a rule says so by itself (``rules``), an action may ask for it."""
+    return isinstance(when, Mapping) and "present" in when
+
+
+def _settled(when: Any, vocabulary: Vocabulary) -> bool | None:
+    """The answer that a whole tree has whatever is observed; None when it can have both."""
+    if not isinstance(when, Mapping):
+        return None
+    for key, decisive in (("all", False), ("any", True)):
+        if key in when:
+            parts = [_settled(part, vocabulary) for part in when[key]] if isinstance(when[key], list) else []
+            if decisive in parts:
+                return decisive
+            return not decisive if parts and None not in parts else None
+    if "not" in when:
+        inner = _settled(when["not"], vocabulary)
+        return None if inner is None else not inner
+    if not isinstance(when.get("fact"), str):
+        return None
+    operator = next((name for name in OPERATORS if name in when), "")
+    if not operator or isinstance(when[operator], Mapping):
+        return None
+    return vocabulary.settled(when["fact"], operator, when[operator])
 
 
 def _fact_names(node: Any) -> set[str]:

@@ -513,7 +513,7 @@ async def restore_host(name: str, inside: str | None = None) -> dict[str, Any]:
 
 def lint_knowledge(folder: Path | None, path: Path | None = None) -> dict[str, Any]:
     """Every finding in the knowledge files, with file and line; or those of one more file: a case (JSON) or a knowledge file."""
-    from optimizer.knowledge.lint import lint
+    from optimizer.knowledge.lint import lint, lint_one
     from optimizer.knowledge.lint_case import LIMIT_BYTES, lint_case
 
     files = read_files(find_knowledge(folder))
@@ -522,9 +522,7 @@ def lint_knowledge(folder: Path | None, path: Path | None = None) -> dict[str, A
     elif path.suffix in (".yaml", ".yml"):
         with path.open("rb") as stream:
             data = stream.read(LIMIT_BYTES + 1)
-        kept = {name: text for name, text in files.items() if Path(name).name != path.name}
-        findings = lint({**kept, str(path): data.decode("utf-8", "replace")}, complete=False)
-        findings = tuple(finding for finding in findings if finding.file == str(path))
+        findings = lint_one(files, str(path), data.decode("utf-8", "replace"))
     else:
         with path.open("rb") as stream:
             data = stream.read(10 * LIMIT_BYTES)
