@@ -316,6 +316,8 @@ class _Checks:
             where: LinePath = ("params", param.name)
             if param.when is not None:
                 yield from self.condition(space.file, param.when, (*where, "when"))
+            if param.builds is not None and in_builds("1.0", param.builds) is None:
+                yield self.at(space.file, (*where, "builds"), f"the range of builds {param.builds!r} cannot be read")
             for fact in param.flips:
                 spec = self.library.vocabulary.by_name.get(fact)
                 if spec is None:

@@ -24,6 +24,7 @@ class Param(Frozen):
     readback: tuple[str, ...] = ()  # paths in /server_info, tried in order; must match what was asked
     when: Predicate | None = None  # the parameter exists only then (conditional space)
     flips: tuple[str, ...] = ()  # start-up facts that this parameter is expected to change
+    builds: str | None = None  # versions that have it, e.g. ">=0.10.2", where no --help text can tell (a key of a JSON setting)
     lossy: bool = False
     cost_launches: FiniteFloat = 1.0
     note: str = ""

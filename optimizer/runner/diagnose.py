@@ -28,7 +28,7 @@ from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.flags import FlagTable
 from optimizer.model.measurement import Invalidity
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
-from optimizer.runner.phrases import action_sentence
+from optimizer.runner.phrases import action_sentence, not_in_build
 from optimizer.runner.sheet import differences, missing_facts, seen_facts, vetted
 
 # Policy constants, justified on the cases as a whole: +3 db are odds of 2:1, and the next best must be half as likely.
@@ -247,6 +247,12 @@ def _next_step(book: Playbook, look: Look, bundle: Bundle, library: Library, fla
         return book.discriminating_test
     level = look.facts.number("client.concurrency")
     spaces = [space for space in library.spaces if space.engine in ("any", bundle.engine)]
+    if (lacking := not_in_build(action, look, spaces, flags)) is not None:
+        offered = [item for item in book.actions if not_in_build(item, look, spaces, flags) is None]
+        other = applicable(offered, bundle.engine, look)
+        if other is None or isinstance(other, HandOver):
+            return f"{lacking} {book.discriminating_test if other is None else other.text}"
+        action = other
     sentence = action_sentence(action, look, spaces, flags, int(level) if level else None)
     if isinstance(action, HandOver):
         return f"{sentence} Cost: no launch of ours; it is for a person to do."
