@@ -18,6 +18,7 @@ from optimizer.evidence.derived import derived_facts
 from optimizer.evidence.gather import Launch, gather
 from optimizer.evidence.lines import Piece
 from optimizer.evidence.literal import strict_json
+from optimizer.evidence.log_alone import launch_of_log
 from optimizer.model.base import Frozen, Value
 from optimizer.model.canonical import sha256_hex
 from optimizer.model.evidence import Evidence, Missing
@@ -116,9 +117,16 @@ def read_bundle(path: Path) -> Bundle:
             f"The evidence {str(path)!r} cannot be read: {error.strerror or error}.", hint=_SHAPE
         ) from error
     if stat.S_ISDIR(mode):
-        return bundle_from_files(*_folder(path))
+        files, shared, notes, called = _folder(path)
+        return bundle_from_files(files, shared, notes, name=called)
     if not stat.S_ISREG(mode):
         raise EvidenceError(f"The evidence {str(path)!r} is neither a folder nor a regular file.", hint=_SHAPE)
+    with path.open("rb") as handle:
+        start = handle.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not start.startswith(b"{"):  # a case is an object; a log line may begin with its time in brackets
+        log = _read(path, "server.log")
+        if launch_of_log(_log_pieces(log)) is not None:
+            return bundle_from_files(log, name=path.name)
     if path.stat().st_size > FILE_BYTES:
         raise EvidenceError(f"The case file {str(path)!r} has more than {FILE_BYTES} bytes.", hint=_SHAPE)
     return bundle_from_case(path.read_bytes(), str(path))
@@ -129,7 +137,9 @@ def bundle_from_case(data: bytes, where: str = "case") -> Bundle:
     try:
         raw = strict_json(data, FILE_BYTES)
     except ValueError as error:
-        raise EvidenceError(f"The case {where!r} is not JSON: {_reason(error)}.", hint=_SHAPE) from error
+        raise EvidenceError(
+            f"{where!r} is no log of a known engine, and as a case it is not JSON: {_reason(error)}.", hint=_SHAPE
+        ) from error
     if not isinstance(raw, dict) or not any(key in raw for key in ("engine", "facts", "log_lines", "argv")):
         raise EvidenceError(f"The case {where!r} has none of the keys engine, facts, log_lines, argv.", hint=_SHAPE)
     case = {key: raw[key] for key in CASE_KEYS if key in raw}
@@ -143,20 +153,19 @@ def bundle_from_case(data: bytes, where: str = "case") -> Bundle:
 
 
 def bundle_from_files(
-    files: Mapping[str, bytes], shared: frozenset[str] = frozenset(), notes: tuple[Missing, ...] = ()
+    files: Mapping[str, bytes],
+    shared: frozenset[str] = frozenset(),
+    notes: tuple[Missing, ...] = (),
+    *,
+    name: str = "server.log",
 ) -> Bundle:
     """Files by their bundle name (the executor collects them from a live box). A log that was read in two parts comes
     as ``server.log``
     and ``server.log@OFFSET``. ``shared`` names files that describe the box rather than this launch."""
-    if "launch.json" not in files:
-        raise EvidenceError("The evidence has no launch.json, so neither engine nor arguments are known.", hint=_SHAPE)
-    try:
-        raw = strict_json(files["launch.json"], FILE_BYTES)
-    except ValueError as error:
-        raise EvidenceError(f"launch.json cannot be read: {_reason(error)}.", hint=_SHAPE) from error
-    launch = _launch(raw)
+    launch, remarks = _launched(files, name)
     gathered = gather(launch, files, shared, _log_pieces(files))
-    evidence = Evidence(missing=notes).merged(gathered.evidence)
+    told = (*remarks, *(note.reason for note in notes))
+    evidence = Evidence(missing=notes, notes=told).merged(gathered.evidence)
     evidence = evidence.merged(derived_facts(evidence, launch.engine, gathered.config))
     digest = sha256_hex("".join(f"{name}\0{sha256_hex(files[name])}\n" for name in sorted(files)))
     return _bundle(
@@ -169,6 +178,21 @@ def bundle_from_files(
         help_text=files.get("help.txt", b"").decode("utf-8", "replace"),
         server_info=gathered.info,
     )
+
+
+def _launched(files: Mapping[str, bytes], name: str) -> tuple[Launch, tuple[str, ...]]:
+    """The launch by launch.json, else as far as the log tells it (``name`` is what the log is called), with what that
+    leaves open."""
+    if "launch.json" not in files:
+        told = launch_of_log(_log_pieces(files), name) if "server.log" in files else None
+        if told is None:
+            said = f", and {name} is no log of a known engine" if "server.log" in files else " and no server.log"
+            raise EvidenceError(f"The evidence has no launch.json{said}: neither engine nor arguments are known.", hint=_SHAPE)
+        return told
+    try:
+        return _launch(strict_json(files["launch.json"], FILE_BYTES)), ()
+    except ValueError as error:
+        raise EvidenceError(f"launch.json cannot be read: {_reason(error)}.", hint=_SHAPE) from error
 
 
 def _bundle(launch: Launch, evidence: Evidence, **rest: Any) -> Bundle:
@@ -192,7 +216,7 @@ def _bundle(launch: Launch, evidence: Evidence, **rest: Any) -> Bundle:
 _SHAPE = (
     "Give a folder with at least launch.json (keys name, engine, engine_version, gpu, gpu_count, interconnect, model, "
     "argv, env, ready), usually with server.log, metrics.txt, server_info.json and bench.json beside it, "
-    "or a case file with engine, facts and log_lines."
+    "or a case file with engine, facts and log_lines, or a server log of SGLang, vLLM or llama.cpp alone."
 )
 
 
@@ -219,7 +243,7 @@ def _log_pieces(files: Mapping[str, bytes]) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _folder(path: Path) -> tuple[dict[str, bytes], frozenset[str], tuple[Missing, ...]]:
+def _folder(path: Path) -> tuple[dict[str, bytes], frozenset[str], tuple[Missing, ...], str]:
     files: dict[str, bytes] = {}
     shared: set[str] = set()
     notes: list[Missing] = []
@@ -240,12 +264,34 @@ def _folder(path: Path) -> tuple[dict[str, bytes], frozenset[str], tuple[Missing
             files.update(_read(target, name))
         except OSError as error:
             notes.append(Missing(name=f"file.{name}", reason=f"{name} cannot be read: {error.strerror or error}"))
+    log = "server.log"
     if "launch.json" not in files:
         reasons = "; ".join(note.reason for note in notes if note.name == "file.launch.json")
+        if not reasons and "server.log" not in files:
+            log = _another_log(path, files)
+        if reasons or "server.log" not in files:
+            raise EvidenceError(
+                f"The folder {str(path)!r} has no readable launch.json{': ' + reasons if reasons else ' and no log'}.",
+                hint=_SHAPE,
+            )
+    return files, frozenset(shared), tuple(notes), log
+
+
+def _another_log(path: Path, files: dict[str, bytes]) -> str:
+    """The one log of a folder that has neither launch.json nor server.log, read as ``server.log``; llama.cpp's ``/props``
+    beside it as its server_info. With several logs a person must say which."""
+    found = sorted(item.name for item in path.glob("*.log") if item.name != "nccl.log" and not _unfit(item, path.resolve()))
+    if len(found) > 1:
         raise EvidenceError(
-            f"The folder {str(path)!r} has no readable launch.json{': ' + reasons if reasons else ''}.", hint=_SHAPE
+            f"The folder {str(path)!r} has no launch.json and several logs ({', '.join(found[:5])}).",
+            hint="Name one of the logs instead of the folder.",
         )
-    return files, frozenset(shared), tuple(notes)
+    for name in found:
+        files.update(_read(path / name, "server.log"))
+    props = path / "props.json"
+    if found and "server_info.json" not in files and props.is_file() and not _unfit(props, path.resolve()):
+        files["server_info.json"] = _read(props, "props.json")["props.json"]
+    return found[0] if found else "server.log"
 
 
 def _unfit(target: Path, root: Path) -> str:

@@ -25,6 +25,7 @@ from optimizer.evidence.rocm_smi import amd_metric_facts, amd_static_facts, rocm
 from optimizer.evidence.server_info import sglang_info_facts, vllm_info_facts
 from optimizer.evidence.sglang_log import SglangLog
 from optimizer.evidence.vllm_log import VllmLog
+from optimizer.evidence.which_engine import ENGINE_NAMES, engine_of_log, words_of
 from optimizer.model.base import Frozen, Value
 from optimizer.model.evidence import Evidence, Missing
 
@@ -146,6 +147,7 @@ def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], l
     content."""
     notes: list[Missing] = []
     parts: list[Evidence] = []
+    remarks: list[str] = []
 
     def found(name: str, basis: str = "measured") -> Found:
         return Found(name, basis)
@@ -159,7 +161,8 @@ def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], l
         except ValueError as error:
             notes.append(Missing(name="model.moe_experts", reason=f"config.json cannot be used: {str(error)[:200]}"))
         parts.append(part.evidence())
-    parts.append(_placed(launch_facts(launch).evidence(), files))
+    told = "launch.json" in files  # else the log alone said it, and what it left out may have been given all the same
+    parts.append(_placed(launch_facts(launch, complete=told).evidence(), files))
     host = _host(launch, files, parts, notes)
     parts.extend(_gpu_parts(launch, files, shared, host, notes))
     info = _info(launch, files, parts, notes)
@@ -177,8 +180,11 @@ def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], l
         before = parse_metrics(files["metrics_before.txt"]) if "metrics_before.txt" in files else None
         metrics_facts(part, parse_metrics(files["metrics.txt"]), before)
         parts.append(part.evidence())
+        if not part.evidence().facts:
+            remarks.append("metrics.txt cannot be used: nothing in it is a metric of an engine that is known here")
     if log:
         parts.append(log_facts(launch.engine, log, levels_of(rows), launch.engine_version).evidence())
+        remarks.extend(_foreign_log(launch, log, parts[-1]))
     if "nccl.log" in files:
         part = found("nccl.log")
         reader = NcclLog(part)
@@ -192,7 +198,7 @@ def gather(launch: Launch, files: Mapping[str, bytes], shared: frozenset[str], l
         # A handful of snapshots says less than the log's own lines; from eight on they are the finer record.
         if series_facts(part, files["metrics_load.txt"]) >= (8 if log else 1):
             parts.append(part.evidence())
-    merged = Evidence(missing=tuple(notes))
+    merged = Evidence(missing=tuple(notes), notes=(*(note.reason for note in notes), *remarks))
     for evidence in parts:
         merged = merged.merged(_spanned(evidence, files))
     merged = merged.merged(_spanned(startup_outcome(launch, log, merged, files.get("exit.json")), files))
@@ -283,10 +289,25 @@ def log_facts(
     return vllm.finish(levels)
 
 
+def _foreign_log(launch: Launch, log: tuple[Piece, ...], part: Evidence) -> list[str]:
+    """A remark when the log says nothing as a log of this engine: another's, or none."""
+    if launch.engine not in ENGINE_NAMES or words_of(log, launch.engine):
+        return []
+    other, name = engine_of_log(log), ENGINE_NAMES[launch.engine]
+    if other is not None:
+        return [f"server.log is a log of {ENGINE_NAMES[other]}, and launch.json says {name}: nothing was read from it as that"]
+    said = any(fact.span is not None for fact in part.facts)  # a line of it supports something
+    return [] if said else [f"server.log: no line of it was recognised as one of {name}"]
+
+
 def _placed(evidence: Evidence, files: Mapping[str, bytes]) -> Evidence:
     """The launch's facts point at the line of launch.json that says so: of the flags, or of the environment."""
     at = Positions(files.get("launch.json", b"")).at
     places = {"argv": at("argv"), "env": at("env"), "reported": at("engine")}
+    if "launch.json" not in files:
+        return evidence.model_copy(
+            update={"facts": tuple(fact.model_copy(update={"source": "server.log"}) for fact in evidence.facts)}
+        )
     facts = []
     for fact in evidence.facts:
         line = at("gpu_count") if fact.name == "gpu.count" else at("gpu") if fact.name == "gpu.name" else places.get(fact.basis)

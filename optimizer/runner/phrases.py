@@ -48,6 +48,7 @@ def action_sentence(
     if isinstance(action, HandOver):
         return _sentence(action.text)
     at = f" at concurrency {concurrency}" if concurrency else " under the same load"
+    flags = _as_resolved(flags, view, spaces)
     if isinstance(action, SetAction):
         if (why := not_in_build(action, view, spaces, flags)) is not None:
             return why
@@ -67,6 +68,17 @@ def action_sentence(
     listed = [name for name in names if _unavailable(name, view, spaces, flags) is None]
     spelled = ", ".join(_spelling(name, spaces, flags) for name in listed[:4]) or action.space
     return " ".join((f"Relaunch with other values of {spelled} and compare{at}.", *missing))
+
+
+def _as_resolved(flags: FlagTable, view: View, spaces: Sequence[Space]) -> FlagTable:
+    """Where neither help nor version is known, the names in the server's own settings tell how it spells a renamed flag."""
+    if flags.known or view.facts.value("engine.version"):
+        return flags
+    absent = set(flags.absent)
+    for spelled in (param.flag for space in spaces for param in space.params):
+        here = [flag for flag in spelled if flag.lstrip("-").replace("-", "_") in view.settings]
+        absent.update(flag for flag in spelled if here and flag not in here)
+    return flags.model_copy(update={"absent": tuple(sorted(absent))})
 
 
 def not_in_build(action: Action, view: View, spaces: Sequence[Space], flags: FlagTable) -> str | None:

@@ -59,6 +59,13 @@ def test_a_step_has_a_number_or_says_what_is_missing(action: SetAction, look: Lo
     assert said in _said(action, look)
 
 
+@pytest.mark.parametrize("key", ["cuda_graph_max_bs", "cuda_graph_max_bs_decode"])
+def test_without_a_version_a_renamed_flag_is_spelled_as_the_server_names_it(key: str):
+    action = SetAction(engine="sglang", params={"cuda_graph_max_bs": {"grid_above": "decode.batch_p90"}})
+    said = _said(action, _look("sglang", "", {key: 4}, decode__batch_p90=16))
+    assert said.startswith(f"Relaunch with --{key.replace('_', '-')} 16 ")
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp"])
 @pytest.mark.parametrize("facts", [{}, {"scheduler__max_running": 16, "decode__batch_p90": 12.0, "client__concurrency": 64}])
 def test_no_step_of_any_playbook_has_a_placeholder(engine: str, facts: dict[str, Value]):
