@@ -244,7 +244,10 @@ def flips(
     """What differs between two launches of one box.
 
     ``changed``: param -> (baseline's value, candidate's value). ``declared``: param -> facts that its
-    space, a constraint rule or a prediction expects to flip. Order: fallbacks first, then unexpected, expected, minor."""
+    space, a constraint rule or a prediction expects to flip. Order: fallbacks first, then unexpected, expected, minor.
+    Where neither launch's arguments are known, those that the servers logged stand in for ``changed``."""
+    if not changed and base.get("settings.asked") is None and candidate.get("settings.asked") is None:
+        changed = _logged_changes(base, candidate)
     found = []
     for name in STARTUP_FACTS:
         if name in _NOT_COMPARED or name in ("settings.resolved", "startup.warnings"):
@@ -316,17 +319,29 @@ def blamed(
 ) -> tuple[tuple[str, ...], str]:
     """Settings that may have flipped ``name``, and why: the server named it, only one changed, it was declared, or one
     of all."""
+    said = candidate.get("startup.fallback", fact=name)
     if not changed:
+        if said is not None and isinstance(said.value, str):
+            return (said.value,), "the server's own log names it"
         return (), "nothing was changed"
     if len(changed) == 1:
         return tuple(changed), "the only setting that changed"
-    said = candidate.get("startup.fallback", fact=name)
     if said is not None and isinstance(said.value, str) and said.value in changed:
         return (said.value,), "the server's own log names it"
     stated = tuple(sorted(param for param in changed if name in declared.get(param, ())))
     if stated:
         return stated, "declared by its search space or a rule"
     return tuple(sorted(changed)), "several settings changed"
+
+
+def _logged_changes(base: Evidence, candidate: Evidence) -> dict[str, tuple[Value, Value]]:
+    """Settings that the two servers logged differently. What only one of them logs was given to that one alone: servers
+    log arguments that are not default."""
+    before, after = base.value("settings.resolved"), candidate.value("settings.resolved")
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return {}
+    names = sorted((set(before) | set(after)) - _QUIET_SETTINGS)
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
 def narrowed(earlier: Flip, later: Flip) -> Flip:

@@ -19,6 +19,8 @@ POOL_RATIO_LEAST = 0.8
 POOL_CAPS = ("max_total_tokens", "num_gpu_blocks_override", "kv_cache_memory_bytes", "kv_cache_memory")
 DEFAULT_SHARE = 0.9  # vLLM's gpu_memory_utilization where nothing is said; SGLang always prints its own
 SERVING = ("ready", "listening")
+# A request that failed took no time of the server: from one in a hundred on, the rates are not those of served requests.
+FAILED_SHARE_MOST = 0.01
 
 
 def invalidities(evidence: Evidence, *, gpu_memory_gib: float | None = None) -> tuple[Invalidity, ...]:
@@ -52,6 +54,15 @@ def _more_than_sent(high: float, concurrency: float) -> Invalidity | None:
         code=ValidityCode.FOREIGN_TRAFFIC,
         detail=f"the server held {high:.0f} requests a tenth of the time or more, the client keeps at most {concurrency:.0f} open",
     )
+
+
+def _errors(evidence: Evidence) -> Invalidity | None:
+    """Rates and latencies of a benchmark are those of its requests that were served; failed ones end early and cost nothing."""
+    failed, sent = evidence.number("client.failed_requests"), evidence.number("client.requests")
+    if not failed or not sent or failed < FAILED_SHARE_MOST * sent:
+        return None
+    which = "all" if failed >= sent else f"{failed:.0f} of"
+    return Invalidity(code=ValidityCode.ERRORS, detail=f"{which} {sent:.0f} requests of the benchmark failed")
 
 
 def _two_servers(evidence: Evidence) -> Invalidity | None:
@@ -127,4 +138,10 @@ def _pool_shrunk(evidence: Evidence, sheet_gib: float | None) -> Invalidity | No
     )
 
 
-_RULES: tuple[Callable[[Evidence], Invalidity | None], ...] = (_two_servers, _failed_start, _foreign_traffic, _pool_ratio)
+_RULES: tuple[Callable[[Evidence], Invalidity | None], ...] = (
+    _two_servers,
+    _failed_start,
+    _errors,
+    _foreign_traffic,
+    _pool_ratio,
+)

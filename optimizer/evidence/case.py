@@ -7,6 +7,7 @@ from typing import Any
 from optimizer.evidence.convert import factor, same_unit, scaled
 from optimizer.evidence.gather import Launch, launch_facts, log_facts, startup_outcome
 from optimizer.evidence.lines import Piece
+from optimizer.evidence.odd import contradicted
 from optimizer.evidence.units import UNITS
 from optimizer.model.base import Scalar, Value
 from optimizer.model.evidence import Evidence, Fact, Missing
@@ -97,6 +98,12 @@ def _facts(raw: Value, source: str, extra: Mapping[str, Scalar]) -> Evidence:
             continue
         if note:
             notes.append(f"{name}: {note}")
+    for one, other in (disputed := contradicted(facts)).values():
+        missing.append(Missing(name=one.name, reason=f"the case states both {one.value!r} and {other.value!r}"))
+        notes.append(
+            f"{one.name}: stated as {one.value!r} and as {other.value!r}, which contradict each other; neither is used"
+        )
+    facts = [fact for fact in facts if fact.identity not in disputed]
     return Evidence(facts=tuple(facts), missing=tuple(missing), notes=tuple(notes))
 
 

@@ -1,7 +1,7 @@
 """Marks facts that a reader should look at first: impossible values, what happened against what was asked for, and what runs at
 its limit. Marks only; what limits a server is said by playbooks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from optimizer.model.evidence import Evidence, Fact
@@ -17,6 +17,33 @@ class Odd(NamedTuple):
 def odd(fact: Fact, evidence: Evidence) -> Odd | None:
     """What is odd about this observation, None for most."""
     return _impossible(fact, evidence) or _contradicts(fact, evidence) or _at_limit(fact, evidence)
+
+
+def without_impossible(evidence: Evidence) -> tuple[Evidence, tuple[Fact, ...], tuple[str, ...]]:
+    """(what can be, what cannot, what to say about it): a value that cannot be supports nothing."""
+    dropped: list[Fact] = []
+    notes: list[str] = []
+    for fact in evidence.facts:
+        why = _impossible(fact, evidence)
+        if why is not None:
+            dropped.append(fact)
+            notes.append(f"{fact.name} = {fact.value}: not used, because {why.why}")
+    if not dropped:
+        return evidence, (), ()
+    gone = {id(fact) for fact in dropped}
+    kept = tuple(fact for fact in evidence.facts if id(fact) not in gone)
+    return evidence.model_copy(update={"facts": kept}), tuple(dropped), tuple(notes)
+
+
+def contradicted(facts: Iterable[Fact]) -> dict[tuple[object, ...], tuple[Fact, Fact]]:
+    """Observations of the same thing that state different values, by identity: nobody knows which of them holds."""
+    seen: dict[tuple[object, ...], Fact] = {}
+    found: dict[tuple[object, ...], tuple[Fact, Fact]] = {}
+    for fact in facts:
+        before = seen.setdefault(fact.identity, fact)
+        if before.value != fact.value and before.bound is None and fact.bound is None:
+            found.setdefault(fact.identity, (before, fact))
+    return found
 
 
 def _value(fact: Fact) -> float | None:

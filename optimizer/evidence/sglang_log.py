@@ -139,8 +139,9 @@ class SglangLog(SglangState):
             found.add("kv.preemptions", self.retracted, self.retract_line or decodes[-1].line)
         if self.ready is not None:
             found.add("kernel.jit_in_serving", self.jit, self.jit_line)
-        if self.servers > 1:
-            found.add("validity.servers_in_log", self.servers)
+        servers = max(self.argued, self.listened)  # each says both once
+        if servers > 1:
+            found.add("validity.servers_in_log", servers)
         found.add("startup.last_stage", self.last_stage or None)
         self.nccl.finish()
         found.strangers()

@@ -40,8 +40,7 @@ def server_args(log: SglangState, line: Line, message: bytes) -> None:
     if not args:
         log.found.missing("settings.resolved", f"the server_args line {line.number} could not be read")
         return
-    if log.args:
-        log.servers += 1
+    log.argued += 1
     log.args, log.args_line = args, line
     log.found.add("settings.resolved", dict(args), line)
     setting_facts(log.found, args, line)
@@ -208,7 +207,7 @@ def uvicorn(log: SglangState, line: Line, message: bytes) -> None:
             fired_up(log, line, message)
         log.stage("listening")
     elif b"Started server process" in message:
-        log.servers += 1
+        log.listened += 1
 
 
 def nccl_version(log: SglangState, line: Line, message: bytes) -> None:

@@ -26,7 +26,8 @@ class SglangState:
         self.ready_s: float | None = None
         self.first_s: float | None = None
         self.last_stage = ""
-        self.servers = 0
+        self.argued = 0  # servers that printed their arguments
+        self.listened = 0  # server processes that began to listen
         self.warnings: dict[str, tuple[int, Line]] = {}
         self.retracted = 0
         self.retract_line: Line | None = None

@@ -170,7 +170,7 @@ class VllmLog(VllmState):
         if self.ready is not None:
             found.add("kernel.jit_in_serving", self.jit, self.jit_line)
         # One stray line may be a cut-off number; a second server that logs several lines is a second server.
-        servers = sum(1 for count in self.servers.values() if count >= 5)
+        servers = max(self.argued, sum(1 for count in self.servers.values() if count >= 5))
         if servers > 1:
             found.add("validity.servers_in_log", servers)
         if self.failed_starts:

@@ -23,6 +23,7 @@ def non_default(log: VllmState, line: Line, message: bytes) -> None:
     args = arguments(text(message, 60_000).partition(":")[2].strip())
     if not args:
         return
+    log.argued += 1
     log.asked, log.asked_line = args, line
     log.first_s = log.first_s if log.first_s is not None else seconds_of(line.raw)
     log.last_stage = "arguments"

@@ -33,6 +33,7 @@ class VllmState:
         self.preempted_v0 = 0  # V0 prints a running total, and that only now and then
         self.preempt_line: Line | None = None
         self.failed_starts = 0
+        self.argued = 0  # servers that printed their arguments
         self.failed_line: Line | None = None
         self.graphs_done = False
         self.graph_mode: tuple[str, Line] | None = None  # what the engine made of the mode that was asked for

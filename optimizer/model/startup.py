@@ -45,6 +45,8 @@ class Flip(Frozen):
             if len(self.blame) == 1
             else f"by one of {', '.join(self.blame)}"
         )
+        if self.before is None and self.towards_fallback:
+            return f"{self.fact} is {_short(self.after)} (a fallback; {cause})"
         kind = "expected" if self.expected else "towards a fallback" if self.towards_fallback else "unexpected"
         return f"{self.fact} {_short(self.before)} -> {_short(self.after)} ({kind}; {cause})"
 

@@ -34,6 +34,7 @@ def diagnosis_text(found: Any) -> str:
         if item.predicts is not None:
             low, high = item.predicts.ratio
             lines.append(f"  predicts {item.predicts.metric} ×{low:.2f} to ×{high:.2f} (no measurement behind it yet)")
+    lines += _fallbacks(found.flips)
     lines += _waterfall(found.ceilings)
     lines += _drafts(found.drafts)
     for dead in found.dead_settings:
@@ -43,6 +44,12 @@ def diagnosis_text(found: Any) -> str:
     lines += [f"Note: {note}" for note in found.notes]
     lines.append(f"\n{len(found.facts)} facts were read, {len(found.missing)} are missing (--all lists them with their places and reasons).")
     return "\n".join(lines)
+
+
+def _fallbacks(flips: Any) -> list[str]:
+    """What the server quietly did worse than it could, by its own log or against the other bundle."""
+    fell = [flip for flip in flips if flip.towards_fallback and not flip.minor]
+    return ["\nFell back at the start:", *(f"  {flip.text}{_place(flip)}" for flip in fell)] if fell else []
 
 
 def _waterfall(levels: Any) -> list[str]:
@@ -74,8 +81,11 @@ def _drafts(found: Any) -> list[str]:
 
 
 def _line(evidence: Any) -> str:
-    where = f" ({evidence.source}{f' line {evidence.line}' if evidence.line else ''})" if evidence.source else ""
-    return f"{evidence.fact} = {_short(evidence.value)}{where}"
+    return f"{evidence.fact} = {_short(evidence.value)}{_place(evidence)}"
+
+
+def _place(found: Any) -> str:
+    return f" ({found.source}{f' line {found.line}' if found.line else ''})" if found.source else ""
 
 
 def _short(value: Any) -> str:

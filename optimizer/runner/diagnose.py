@@ -19,6 +19,7 @@ from optimizer.engines.registry import engines
 from optimizer.engines.renames import absent_spellings
 from optimizer.errors import EvidenceError, OptimizerError
 from optimizer.evidence.bundle import Bundle, read_bundle
+from optimizer.evidence.odd import without_impossible
 from optimizer.knowledge.library import Library, load_library
 from optimizer.knowledge.load import find_knowledge
 from optimizer.model.base import Value
@@ -26,7 +27,7 @@ from optimizer.model.ceiling import ModelShape, NoCeiling
 from optimizer.model.diagnosis import Candidate, DeadInUse, Diagnosis, EvidenceLine, Predicted, Reason
 from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.flags import FlagTable
-from optimizer.model.measurement import Invalidity
+from optimizer.model.measurement import ADVICE, Invalidity, ValidityCode
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
 from optimizer.runner.phrases import action_sentence, not_in_build
 from optimizer.runner.sheet import differences, missing_facts, seen_facts, vetted
@@ -43,6 +44,8 @@ SUSPECT_DB = -3.0
 def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -> Diagnosis:
     """Rank the causes for one bundle. ``baseline`` is a launch of the same box to compare speeds with."""
     bundle = vetted(bundle, library.vocabulary)
+    possible, impossible, notes = without_impossible(bundle.evidence)
+    bundle = bundle.model_copy(update={"evidence": possible}) if impossible else bundle
     inputs = _inputs(bundle, library)
     evidence = _complete(bundle, inputs, baseline)
     look = Look(facts=evidence, settings=settings_of(bundle), box=_box(evidence))
@@ -56,23 +59,29 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
         )
         for item in named
     )
+    contaminated = contamination(bundle, library)
     verdict_reason = _reason(named, library, look)
+    if contaminated and verdict_reason in ("healthy", "load_limited"):
+        verdict_reason = "evidence_missing"  # that nothing deviates says nothing where the numbers must not be believed
     step = candidates[0].next_step if verdict_reason is None and candidates else None
-    if verdict_reason is not None:
+    if contaminated and verdict_reason is not None:
+        step = _measure_again(contaminated[0])
+    elif verdict_reason is not None:
         step = _next_observation(verdict_reason, named, library, look)
+    shown = evidence.merged(Evidence(facts=impossible)) if impossible else evidence
     return Diagnosis(
         verdict="diagnosed" if verdict_reason is None else "cannot-tell",
         reason=verdict_reason,
         next_step=step,
-        facts=seen_facts(evidence, library),
-        missing=missing_facts(evidence, bundle, library.vocabulary),
+        facts=seen_facts(shown, library),
+        missing=missing_facts(shown, bundle, library.vocabulary),
         flips=differences(bundle, baseline, library),
         hypotheses=candidates,
         dead_settings=_dead_in_use(bundle, library, look),
-        notes=_notes(evidence),
+        notes=(*_versions(bundle), *_notes(evidence), *notes),
         ceilings=level_ceilings(inputs),
         drafts=drafts(inputs),
-        contaminated=contamination(bundle, library),
+        contaminated=contaminated,
     )
 
 
@@ -167,6 +176,8 @@ def _reason(scored: Sequence[Scored], library: Library, look: Look) -> Reason | 
         return "ambiguous" if close else "evidence_missing"
     if not _was_observed(look.facts) or look.facts.value("scheduler.stalled") is True:
         return "evidence_missing"
+    if _held_back(look.facts) is not None:
+        return "evidence_missing"
     return "load_limited" if _load_is_the_limit(look.facts) else "healthy"
 
 
@@ -180,6 +191,14 @@ def _was_observed(facts: Evidence) -> bool:
     steps = any(facts.get(name) for name in ("decode.batch_p50", "decode.batch_p90", "decode.step_ms_p50"))
     settings = any(facts.get(name) for name in ("scheduler.max_running", "graphs.mode", "kv.pool_tokens"))
     return speed and steps and settings
+
+
+def _held_back(facts: Evidence) -> float | None:
+    """How many requests wait, where as many wait as run: whatever the cause, a server that lets them wait is not healthy."""
+    waiting = facts.number("queue.depth_p95")
+    waiting = facts.number("queue.depth_p50") if waiting is None else waiting
+    running = facts.number("decode.batch_p90") or facts.number("decode.batch_p50")
+    return waiting if waiting is not None and waiting >= max(running or 0.0, 1.0) else None
 
 
 def _load_is_the_limit(facts: Evidence) -> bool:
@@ -299,6 +318,9 @@ def _next_observation(reason: Reason, scored: Sequence[Scored], library: Library
         return "The server serves all that is offered. Raise the offered load until requests wait, and look again. Cost: a benchmark, no relaunch."
     if _failed_start(look.facts):
         return _after_a_failed_start(look.facts)
+    waiting = _held_back(look.facts)
+    if waiting is not None and not any(item.supporting and item.score_db > SUSPECT_DB for item in scored):
+        return _what_holds_them_back(waiting, look.facts)
     costs = {test.name: test.cost or "run" for test in library.vocabulary.tests}
     order = {"none": 0, "run": 1, "relaunch": 2, "host": 3}
     ranked = [item for item in scored if item.supporting][:3] or list(scored[:1])
@@ -313,6 +335,29 @@ def _next_observation(reason: Reason, scored: Sequence[Scored], library: Library
     book = library.by_id[cause]
     cost = {"none": "no load needed", "run": "no relaunch", "relaunch": "one relaunch", "host": "a change of the host"}
     return f"{book.discriminating_test} ({name}, {cost.get(costs.get(name, 'run'), 'no relaunch')}; it decides {cause})"
+
+
+def _what_holds_them_back(waiting: float, facts: Evidence) -> str:
+    said = f"{waiting:.0f} requests wait, and nothing that was read says what holds them back."
+    limit = facts.number("scheduler.max_running")
+    if limit is None:
+        return f"{said} Find the limit of running requests (scheduler.max_running: the server's arguments), and look again. Cost: none."
+    running = facts.number("decode.batch_p90")
+    if running is not None and running < limit:
+        return (
+            f"{said} Only {running:.0f} of at most {limit:.0f} run: look at the token budget of a step, the limits of partial "
+            "prefills and the context that requests reserve. Cost: none."
+        )
+    return (
+        f"{said} Double the limit of running requests ({limit:.0f}) and run once at the same load: more of them run, or "
+        "the KV pool, the token budget of a step or the client holds them. Cost: one relaunch."
+    )
+
+
+def _measure_again(doubt: Invalidity) -> str:
+    if doubt.code == ValidityCode.TWO_SERVERS:
+        return "Separate the servers, each with a log and a port of its own, measure again, and look at that. Cost: a benchmark."
+    return f"{ADVICE[doubt.code]} Then measure again, and look at that. Cost: a benchmark."
 
 
 def _after_a_failed_start(facts: Evidence) -> str:
@@ -342,6 +387,18 @@ def _dead_in_use(bundle: Bundle, library: Library, look: Look) -> tuple[DeadInUs
             if name in entry.env or (entry.env_prefix and name.startswith(entry.env_prefix)):
                 found.append(DeadInUse(setting=f"env.{name}", value=value, why=entry.why))
     return tuple(found)
+
+
+def _versions(bundle: Bundle) -> tuple[str, ...]:
+    """Files of one bundle that name different builds: one of them is of another launch."""
+    stated, logged = bundle.engine_version, bundle.evidence.get("engine.version")
+    conflicts = bundle.evidence.value("validity.version_conflict")
+    notes = [str(text) for text in conflicts] if isinstance(conflicts, list) else []
+    if stated and logged is not None and isinstance(logged.value, str) and logged.source not in ("", "launch.json"):
+        one, other = (text.lstrip("v").split("+")[0] for text in (stated, logged.value))
+        if one[:1].isdigit() and other[:1].isdigit() and one != other:
+            notes.append(f"launch.json says version {stated[:40]}, {logged.source} says {logged.value[:40]}")
+    return tuple(notes)
 
 
 def _notes(evidence: Evidence) -> tuple[str, ...]:

@@ -146,6 +146,24 @@ def test_study_30_trials_pinned_at_64_are_admission_capped() -> None:
     assert pinned["trial_11"].number("queue.depth_p95") == 12_674
 
 
+def test_no_log_with_thousands_waiting_is_called_healthy() -> None:
+    """Both studies sent 13,000 requests at once. The limit is the cause where it is reached and the pool has room; else nobody can tell."""
+    launch = json.dumps({"engine": "vllm", "engine_version": "0.9.0.1", "gpu_count": 1, "argv": [], "env": {}, "ready": True}).encode()
+    found = {
+        "/".join(name.split("/")[-3:-1]): diagnose(bundle_from_files({"launch.json": launch, "server.log": data}), library())
+        for name, data in logs().items()
+        if "/study_" in name
+    }
+    assert len(found) == 40 and not {name for name, one in found.items() if one.reason in ("healthy", "load_limited")}
+    for trial in (2, 6):  # 256 run of 256 at most, a third of the pool is free
+        one = found[f"study_30/trial_{trial}"]
+        assert (one.verdict, one.hypotheses[0].id) == ("diagnosed", "admission-cap-too-low")
+    for trial in (3, 16):  # the limit is reached as well, but the pool is nearly full
+        assert found[f"study_30/trial_{trial}"].verdict == "cannot-tell"
+    for trial in (7, 9, 12):  # fewer run than may
+        assert "at most" in (found[f"study_30/trial_{trial}"].next_step or "")
+
+
 def test_two_servers_in_one_log_are_seen() -> None:
     several = [
         name
