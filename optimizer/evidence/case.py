@@ -12,6 +12,8 @@ from optimizer.evidence.units import UNITS
 from optimizer.model.base import Scalar, Value
 from optimizer.model.evidence import Evidence, Fact, Missing
 
+# Begins the reason of a fact that a case states twice and differently.
+DISPUTED = "the case states both"
 # Facts that only a whole log can support; a few quoted lines cannot.
 _WHOLE_LOG_ONLY = (
     "decode.lines",
@@ -99,7 +101,7 @@ def _facts(raw: Value, source: str, extra: Mapping[str, Scalar]) -> Evidence:
         if note:
             notes.append(f"{name}: {note}")
     for one, other in (disputed := contradicted(facts)).values():
-        missing.append(Missing(name=one.name, reason=f"the case states both {one.value!r} and {other.value!r}"))
+        missing.append(Missing(name=one.name, reason=f"{DISPUTED} {one.value!r} and {other.value!r}"))
         notes.append(
             f"{one.name}: stated as {one.value!r} and as {other.value!r}, which contradict each other; neither is used"
         )

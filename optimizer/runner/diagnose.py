@@ -19,6 +19,7 @@ from optimizer.engines.registry import engines
 from optimizer.engines.renames import absent_spellings
 from optimizer.errors import EvidenceError, OptimizerError
 from optimizer.evidence.bundle import Bundle, read_bundle
+from optimizer.evidence.case import DISPUTED
 from optimizer.evidence.odd import without_impossible
 from optimizer.knowledge.library import Library, load_library
 from optimizer.knowledge.load import find_knowledge
@@ -63,9 +64,14 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
     verdict_reason = _reason(named, library, look)
     if contaminated and verdict_reason in ("healthy", "load_limited"):
         verdict_reason = "evidence_missing"  # that nothing deviates says nothing where the numbers must not be believed
+    refused = _refused(bundle, impossible)
+    if refused and verdict_reason in ("healthy", "load_limited"):
+        verdict_reason = "evidence_missing"  # what was refused might have been what deviates
     step = candidates[0].next_step if verdict_reason is None and candidates else None
     if contaminated and verdict_reason is not None:
         step = _measure_again(contaminated[0])
+    elif refused and verdict_reason == "evidence_missing":
+        step = f"Correct what cannot be as stated ({', '.join(refused[:4])}), and look again. Cost: none."
     elif verdict_reason is not None:
         step = _next_observation(verdict_reason, named, library, look)
     shown = evidence.merged(Evidence(facts=impossible)) if impossible else evidence
@@ -83,6 +89,12 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
         drafts=drafts(inputs),
         contaminated=contaminated,
     )
+
+
+def _refused(bundle: Bundle, impossible: Iterable[Fact]) -> tuple[str, ...]:
+    """Facts that were stated and support nothing: impossible ones, and those stated twice and differently."""
+    disputed = (item.name for item in bundle.evidence.missing if item.reason.startswith(DISPUTED))
+    return tuple(dict.fromkeys((*(fact.name for fact in impossible), *disputed)))
 
 
 def contamination(bundle: Bundle, library: Library) -> tuple[Invalidity, ...]:

@@ -137,6 +137,7 @@ def test_an_impossible_value_supports_nothing_and_is_said(library: Library, name
     used = [line.fact for one in found.hypotheses for line in (*one.evidence, *one.against)]
     assert name not in used
     assert [fact.odd for fact in found.facts if fact.fact == name] == ["impossible"]
+    assert found.reason == "evidence_missing" and name in (found.next_step or "")  # it might have been what deviates
 
 
 def test_of_two_statements_that_contradict_each_other_neither_is_used(library: Library) -> None:
@@ -144,7 +145,10 @@ def test_of_two_statements_that_contradict_each_other_neither_is_used(library: L
     assert any("kv.usage_p95" in note and "contradict" in note and "neither" in note for note in found.notes)
     assert "kv.usage_p95" not in [line.fact for one in found.hypotheses for line in (*one.evidence, *one.against)]
     assert [item.reason for item in found.missing if item.fact == "kv.usage_p95"] == ["the case states both 0.3 and 0.99"]
+    doubtful = case(library, ("kv.usage_p95", 0.99))
+    assert doubtful.reason == "evidence_missing" and "kv.usage_p95" in (doubtful.next_step or "")
     same = case(library, ("kv.usage_p95", 0.3))
+    assert same.reason == "healthy"
     assert not any("contradict" in note for note in same.notes)
 
 
