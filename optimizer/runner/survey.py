@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
 from optimizer.box.box import Box
@@ -23,7 +21,6 @@ from optimizer.evidence.bundle import bundle_from_files
 from optimizer.evidence.collect import COMMAND_BYTES, COMMAND_TIMEOUT_S, GLANCE_S, WATCH_S, box_commands
 from optimizer.evidence.deployment import described, groups
 from optimizer.evidence.nvidia_smi import without_identity
-from optimizer.model.canonical import sha256_hex
 from optimizer.model.flags import FlagTable
 from optimizer.model.outcome import Done, Failed
 from optimizer.model.study import LaunchSpec, StudySpec
@@ -42,22 +39,21 @@ class Unfit(BoxError):
     """The survey cannot go on; the message is for the user."""
 
 
-async def survey(box: Box, spec: StudySpec, *, helps: Path | None = None) -> Effect:
-    """Everything a decision may rest on before the first launch. ``helps``: a folder here that keeps the ``--help`` of released
-    builds, which takes longer to print than everything else together; a study asks the build itself every time."""
+async def survey(box: Box, spec: StudySpec) -> Effect:
+    """Everything a decision may rest on before the first launch."""
     try:
-        return await _survey(box, spec, helps)
+        return await _survey(box, spec)
     except (Unfit, EngineError) as error:
         return Effect(Failed(cause="refused_by_box", message=str(error)))
 
 
-async def _survey(box: Box, spec: StudySpec, helps: Path | None) -> Effect:
+async def _survey(box: Box, spec: StudySpec) -> Effect:
     hello = await box.hello()
     _check(box, hello)
     adapter, launch, original = await find_target(box, spec)
     # Everything that does not need another answer is asked at once, over the one connection.
     async with _together() as group:
-        asked = group.create_task(_flags(box, adapter, launch) if helps is None else _kept_flags(box, adapter, launch, helps))
+        asked = group.create_task(_flags(box, adapter, launch))
         told = group.create_task(_version(box, adapter, launch))
         looked = group.create_task(_look(box, hello, original, simulated=spec.host.kind == "sim"))
         logs = group.create_task(read_log_files(box, original.logs, original) if original is not None else _nothing())
@@ -216,37 +212,6 @@ async def _flags(box: Box, adapter: Engine, launch: LaunchSpec) -> tuple[FlagTab
     if done.not_started:
         raise Unfit(f"The server's program does not start on {box.name}: {done.not_started}", hint="Check the path in the launch command.")
     return FlagTable(known=False), b""
-
-
-async def _kept_flags(box: Box, adapter: Engine, launch: LaunchSpec, folder: Path) -> tuple[FlagTable, bytes]:
-    """The same, from an earlier look at the same program of the same released version on this box."""
-    version = await _version(box, adapter, launch)
-    if version is None or not _RELEASED.fullmatch(version):
-        return await _flags(box, adapter, launch)
-    key = json.dumps([box.name, adapter.name, version, adapter.help_argv(launch.argv), sorted(launch.env.items()), launch.cwd])
-    kept = folder / f"help-{sha256_hex(key)[:16]}.txt"
-    if text := _recalled(kept):
-        return adapter.flags(text.decode("utf-8", "replace")), text
-    flags, text = await _flags(box, adapter, launch)
-    _remember(kept, text)
-    return flags, text
-
-
-def _recalled(kept: Path) -> bytes:
-    try:
-        return kept.read_bytes()
-    except OSError:
-        return b""
-
-
-def _remember(kept: Path, text: bytes) -> None:
-    """Keeps a help text for the next look; where nothing can be kept, it is asked again."""
-    if text:
-        with suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            partial = kept.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(text)
-            partial.replace(kept)
 
 
 async def _version(box: Box, adapter: Engine, launch: LaunchSpec) -> str | None:

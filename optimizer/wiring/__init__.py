@@ -461,14 +461,14 @@ async def diagnose_host(name: str, roots: Roots, *, port: int | None, engine: st
     if host.kind == "sim":  # no server runs there before a study launches one: the box and the described launch are read
         with tempfile.TemporaryDirectory(prefix="optimize-diagnose-") as scratch:
             prepared = prepare(Options(host=name, engine=engine), replace(roots, runs=Path(scratch)), need_target=False)
-            return await _diagnose_live(prepared.spec, prepared.folder, library(roots), None)
+            return await _diagnose_live(prepared.spec, prepared.folder, library(roots))
     description = hosts.describe(host, (Path("hosts"), _config_folder() / "hosts"))
     spec = StudySpec(study="diagnose", host=hosts.resolved_host(host, description, inside), target=Target(), workload=Workload(),
                      engine=engine or description.engine, port=port or description.port)  # fmt: skip
-    return await _diagnose_live(spec, roots.runs / "diagnose", library(roots), roots.runs / "diagnose")
+    return await _diagnose_live(spec, roots.runs / "diagnose", library(roots))
 
 
-async def _diagnose_live(spec: StudySpec, folder: Path, known: Library, helps: Path | None) -> Any:
+async def _diagnose_live(spec: StudySpec, folder: Path, known: Library) -> Any:
     from optimizer.errors import BoxError
     from optimizer.evidence.bundle import bundle_from_files
     from optimizer.model.outcome import Failed
@@ -476,7 +476,7 @@ async def _diagnose_live(spec: StudySpec, folder: Path, known: Library, helps: P
     from optimizer.runner.survey import survey
 
     async with opened_box(spec, folder) as box:
-        effect = await survey(box, spec, helps=helps)
+        effect = await survey(box, spec)
         if isinstance(effect.outcome, Failed):
             raise BoxError(effect.outcome.message)
         return diagnose(bundle_from_files(effect.blobs), known)
