@@ -4,10 +4,13 @@ allowed draft could add. A ceiling that a measurement beats is a bug."""
 from typing import Literal
 
 from optimizer.ceiling.collectives import Collectives, collectives_of_step
-from optimizer.ceiling.decode import decode_roof, kv_bytes_per_token_per_gpu
+from optimizer.ceiling.decode import decode_roof, kv_bytes_per_token_per_gpu, weights_read
 from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms
 from optimizer.ceiling.prefill import EFFICIENCY, prefill_roof_ms
 from optimizer.model.ceiling import Ceiling, HardwareSpec, ModelShape, NoCeiling, Situation
+
+BEYOND_DOUBT = 1.1
+BEYOND_DOUBT_WITHOUT_CONFIG = 1.5
 
 
 def ceiling(
@@ -40,7 +43,7 @@ def ceiling(
         concurrency=situation.intended,
         running=situation.running,
         step_roof_ms=roof.ms,
-        tokens_per_s=1e3 * batch / roof.ms,
+        tokens_per_s=max(1e3 * batch / roof.ms, drafted_tokens_per_s(shape, hardware, situation, batch)),
         bound=_bound(roof.bound, roof.ms, collectives),
         weights_bytes_per_gpu=roof.weights_bytes_per_gpu,
         kv_bytes_per_token_per_gpu=kv_bytes_per_token_per_gpu(shape, situation),
@@ -63,6 +66,42 @@ def best_draft(
     ]
     rate, depth = max(options)
     return -depth, rate
+
+
+def drafted_tokens_per_s(shape: ModelShape, hardware: HardwareSpec, situation: Situation, batch: float) -> float:
+    """The roofline of the drafts in use at the length that they were accepted; at their full length where that is
+    unknown. 0 without drafts."""
+    depth, accepted = situation.draft_tokens, situation.accept_len
+    if not depth:
+        return 0.0
+    tokens = accepted if accepted > 1 else depth + 1.0
+    return 1e3 * batch * tokens / draft_round_roof_ms(shape, hardware, situation, batch, depth)
+
+
+def impossible(shape: ModelShape, hardware: HardwareSpec, situation: Situation, rate: float) -> str | None:
+    """Why ``rate`` output tokens/s cannot have been measured on this GPU with this model; None where it can.
+
+    Judged by what no launch can beat: every draft accepted, all tokens routed to the same experts. Without config.json
+    the loaded weights include tables that are not read, so the bound is wider there."""
+    batch, depth = float(situation.intended), situation.draft_tokens
+    skewed = shape.model_copy(
+        update={
+            "experts": 0,
+            "experts_per_token": 0,
+            "weight_bytes_dense": weights_read(shape, 1.0),
+        }
+    )
+    top = max(
+        1e3 * batch * (tried + 1) / draft_round_roof_ms(skewed, hardware, situation, batch, tried)
+        for tried in {0, depth}
+    )
+    if rate <= top * (BEYOND_DOUBT if shape.layers else BEYOND_DOUBT_WITHOUT_CONFIG):
+        return None
+    return (
+        f"contradiction: {rate:,.0f} tok/s were measured at concurrency {situation.intended}, and {hardware.gpu} cannot "
+        f"decode more than {top:,.0f} of this model there (the roofline); the GPU's name, the model, the number of GPUs or "
+        "the count of tokens is wrong, or there are drafts that the evidence does not show; so no waterfall is given"
+    )
 
 
 def draft_round_roof_ms(

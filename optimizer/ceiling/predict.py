@@ -4,12 +4,12 @@ output tokens/s that curing one cause should give. ``COMPUTED`` maps the names t
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from optimizer.ceiling.collectives import collectives_of_step
 from optimizer.ceiling.decode import decode_roof
-from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms, graphs_gain_range
+from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms, graphs_gain_range, launches_most_ms
 from optimizer.ceiling.situation import situation_of
 from optimizer.ceiling.speculation import (
     MAX_DEPTH,
@@ -20,7 +20,7 @@ from optimizer.ceiling.speculation import (
     fitted_cost,
     prior_cost,
 )
-from optimizer.ceiling.waterfall import STEP_METRICS, bucket_share, waterfall
+from optimizer.ceiling.waterfall import STEP_METRICS, bucket_share, observed_efficiency, waterfall
 from optimizer.model.ceiling import HardwareSpec, ModelShape, NoCeiling, Situation, Waterfall
 from optimizer.model.evidence import Evidence
 from optimizer.model.measurement import LoadPoint
@@ -76,6 +76,25 @@ def inputs_of(
     return Inputs(situation, point, shape, hardware, found, efficiency)
 
 
+def with_efficiency(inputs: Inputs, efficiency: float) -> Inputs:
+    """The same level, its waterfall and predictions resting on this η."""
+    found = waterfall(inputs.shape, inputs.hardware, inputs.situation, inputs.point, efficiency=efficiency)
+    return replace(inputs, waterfall=found, efficiency=efficiency)
+
+
+def captured_efficiency(levels: Iterable[Inputs]) -> float | None:
+    """The best η of levels that ran from graphs: what a level of the same box that runs outside them may expect of a
+    graph. Levels too small to fill the pipeline stages and replicas show less than the box can do, so they are out."""
+    found = (
+        observed_efficiency(item.waterfall)
+        for item in levels
+        if isinstance(item.waterfall, Waterfall)
+        and item.situation.graph_off_share == 0
+        and item.situation.running >= item.situation.pp * item.situation.replicas
+    )
+    return max((eta for eta in found if eta is not None), default=None)
+
+
 def computed_ratio(name: str, inputs: Inputs) -> Interval | None:
     """The interval of the computation ``name``; None where the name is unknown or the facts do not allow it."""
     computation = COMPUTED.get(name)
@@ -90,7 +109,7 @@ def speculation_of(inputs: Inputs, rounds_ms: Mapping[float, float] | None = Non
     if isinstance(inputs.shape, NoCeiling) or isinstance(inputs.hardware, NoCeiling):
         return None
     situation = inputs.situation
-    if not situation.draft_tokens:
+    if not situation.draft_tokens or isinstance(inputs.waterfall, NoCeiling):
         return None
     observed = dict(rounds_ms or {})
     if inputs.per_token_ms is not None:
@@ -174,6 +193,8 @@ def graphs_on(inputs: Inputs) -> Interval | None:
     """Capturing the running batch: the eager step becomes t_roof / η, prefill and ramp stay as they are."""
     if isinstance(inputs.shape, NoCeiling) or isinstance(inputs.hardware, NoCeiling) or inputs.per_token_ms is None:
         return None
+    if isinstance(inputs.waterfall, NoCeiling):  # a measurement that contradicts its roofline supports no prediction
+        return None
     if not (inputs.situation.graph_off_share or 0.0) > 0 or not math.isfinite(inputs.round_ms):
         return None
     batch, accepted = max(inputs.situation.running, 1.0), inputs.situation.accept_len
@@ -185,12 +206,14 @@ def graphs_on(inputs: Inputs) -> Interval | None:
         cost = prior_cost(inputs.shape, inputs.hardware, inputs.situation, plain)
         round_cost = cost.ratio(inputs.situation.draft_tokens, batch) / accepted
     scale = inputs.situation.intended / batch
+    most = launches_most_ms(inputs.shape, inputs.situation.kernels_per_step, inputs.situation.draft_tokens) / accepted
     low, high = graphs_gain_range(
         inputs.round_ms,
         inputs.per_token_ms * scale,
         roof * round_cost * scale,
         inputs.efficiency,
         (collectives.best_ms if collectives else 0.0) * scale,
+        most * scale,
     )
     return (low, max(high, low))
 
@@ -217,7 +240,7 @@ def drafts_on(inputs: Inputs) -> Interval | None:
     """A draft of the model's own MTP layer, three deep, over the usual range of acceptance, at this concurrency."""
     if isinstance(inputs.shape, NoCeiling) or isinstance(inputs.hardware, NoCeiling) or not inputs.shape.mtp_layers:
         return None
-    if inputs.situation.draft_tokens:
+    if inputs.situation.draft_tokens or isinstance(inputs.waterfall, NoCeiling):
         return None
     batch = max(inputs.situation.running, 1.0)
     plain = inputs.per_token_ms or _plain_step(inputs, inputs.shape, inputs.hardware, batch)

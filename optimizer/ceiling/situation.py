@@ -23,7 +23,7 @@ def situation_of(
     accept_len = _at(evidence, "spec.accept_len", concurrency) if draft_tokens else None
     running, basis, why = _running(evidence, concurrency, replicas, prompt_tokens, output_tokens)
     graph_off = _graph_off(evidence, concurrency, running / replicas, draft_tokens)
-    positions = evidence.value("spec.accept_by_position")
+    positions, overlap = evidence.value("spec.accept_by_position"), evidence.value("scheduler.overlap")
     return Situation(
         gpus=tp * pp * replicas,
         tp=tp,
@@ -45,6 +45,7 @@ def situation_of(
         allreduce_path=_allreduce_path(evidence, graph_off),
         idle_gap_share=_at(evidence, "decode.idle_gap_share", concurrency),
         kernels_per_step=evidence.number("decode.kernels_per_step"),
+        overlap=overlap if isinstance(overlap, bool) else None,
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from optimizer.ceiling.bounds import ceiling, draft_round_roof_ms, prefill_per_round_ms
+from optimizer.ceiling.bounds import ceiling, draft_round_roof_ms, impossible, prefill_per_round_ms
 from optimizer.ceiling.collectives import Collectives, collectives_of_step
 from optimizer.ceiling.decode import decode_roof
-from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms
+from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms, launches_most_ms
 from optimizer.ceiling.prefill import EFFICIENCY
 from optimizer.ceiling.speculation import prior_cost
 from optimizer.model.ceiling import Ceiling, HardwareSpec, ModelShape, NoCeiling, Situation, Slice, Waterfall
@@ -37,6 +37,7 @@ class _Round:
     decode: float  # of the total, with the running batch as measured
     step: float  # one decode round at the intended batch, per accepted token
     graphed: float  # the same from a graph
+    launches: float  # the most that launching it from the host can cost
     step_known: bool
 
 
@@ -61,12 +62,14 @@ def waterfall(
     rate = point.metrics.get("output_tokens_per_s", 0.0)
     if rate <= 0:
         return NoCeiling(reason="no output tokens per second were measured")
+    if (why := impossible(shape, hardware, situation, rate)) is not None:
+        return NoCeiling(reason=why)
     batch, depth = float(situation.intended), situation.draft_tokens
     roof = draft_round_roof_ms(shape, hardware, situation, batch, depth) / (depth + 1)
     collectives = collectives_of_step(shape, hardware, situation, batch, depth + 1.0)
     times = _times(shape, hardware, situation, point, efficiency, collectives)
     losses = _losses(situation, times, roof, collectives, efficiency)
-    return _assemble(bounds, situation, times, roof, losses, rate, efficiency)
+    return _assemble(bounds, situation, times, roof, losses, rate, efficiency, collectives)
 
 
 def bucket_share(found: Waterfall, bucket: str) -> float | None:
@@ -108,7 +111,8 @@ def _times(
     # A larger batch costs a graphed step its extra reads; an eager step is bound by its launches and stays as it is.
     eager = (situation.graph_off_share or 0.0) > 0.5
     step = max(now, graphed) if eager else now + max(graphed - graphed_now, 0.0)
-    return _Round(total, decode, min(step, decode), graphed, per_token is not None)
+    most = launches_most_ms(shape, situation.kernels_per_step, situation.draft_tokens) / situation.accept_len
+    return _Round(total, decode, min(step, decode), graphed, most, per_token is not None)
 
 
 def _graphed_round(
@@ -144,7 +148,7 @@ def _losses(
     if off > 0:
         expected = f"{times.graphed:.1f} ms expected from a graph"
         losses.append(_Loss(
-            "eager", off * (times.step - times.graphed), "measured" if efficiency else "estimated",
+            "eager", off * min(times.step - times.graphed, times.launches), "measured" if efficiency else "estimated",
             f"{off:.0%} of the decode steps run outside graphs: {times.step:.1f} ms against {expected}",
         ))  # fmt: skip
     if collectives is not None and collectives.lost_ms > 0 and collectives.used_path != "custom_eager":
@@ -176,6 +180,7 @@ def _assemble(
     losses: Sequence[_Loss],
     rate: float,
     efficiency: float | None,
+    collectives: Collectives | None,
 ) -> Waterfall:
     left = max(times.total - roof, 0.0)
     granted: list[_Loss] = []
@@ -187,7 +192,9 @@ def _assemble(
     # The rest carries the error of every estimate above it, and is itself one where that error may exceed it.
     guessed = math.fsum(loss.ms for loss in granted if loss.basis == "estimated")
     basis: Basis = "measured" if times.step_known and guessed <= left else "estimated"
-    granted.append(_Loss("kernel", left, basis, "what no other bucket explains: kernels slower than the roofline"))
+    hidden = _hidden(situation, collectives)
+    rest = "what no other bucket explains: kernels slower than the roofline"
+    granted.append(_Loss("kernel", left, basis, ", and ".join((rest, *hidden))))
     slices, reached = [], min(roof, times.total)
     slices.append(_slice("ceiling", reached, reached, situation, "measured", f"the roofline, bound by {bounds.bound}"))
     for loss in granted:
@@ -210,8 +217,25 @@ def _assemble(
         speculating=situation.draft_tokens > 0,
         host_measured=situation.idle_gap_share is not None,
         collectives_measured=situation.allreduce_us is not None or situation.tp <= 1,
-        notes=_notes(times, roof, granted, situation),
+        notes=(*_notes(times, roof, granted, situation), *hidden.values()),
     )
+
+
+def _hidden(situation: Situation, collectives: Collectives | None) -> dict[str, str]:
+    """What *kernel* may hold beside kernels, because the facts do not measure it: its name -> the note that says so."""
+    found = {}
+    if situation.tp > 1 and collectives is None:
+        over = f" (here over {situation.allreduce_path})" if situation.allreduce_path else ""
+        found["collectives"] = (
+            f"collectives{over}: cannot tell without config.json, which has the number and the width of the layers; "
+            "what they take is counted as kernel"
+        )
+    if situation.overlap is False and situation.idle_gap_share is None:
+        found["host time"] = (
+            "host: the overlap schedule is off, so the GPU waits for the host between steps; no profile measured how "
+            "long, what it takes is counted as kernel"
+        )
+    return found
 
 
 def _slice(

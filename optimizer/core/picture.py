@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optimizer.ceiling.hardware import find_hardware
-from optimizer.ceiling.predict import Inputs, computed_ratio, inputs_of, speculation_of
+from optimizer.ceiling.predict import Inputs, captured_efficiency, computed_ratio, inputs_of, speculation_of
 from optimizer.ceiling.reach import out_of_reach as reach
 from optimizer.ceiling.shape import shape_from_config, shape_from_facts
 from optimizer.ceiling.waterfall import bucket_share as share_of
@@ -60,24 +60,29 @@ def _inputs_at(state: State, plan: Plan, arm: ArmState, point: LoadPoint) -> Inp
 
 
 def best_efficiency(state: State, plan: Plan) -> float | None:
-    """The best η that graphed decode without drafts showed in this study at the target's concurrency; None before one did."""
+    """The best η that graphed decode without drafts showed in this study at the target's concurrency, else at the side levels
+    that ran from graphs; None before one did."""
     return once(state, plan, "efficiency", lambda: _best_efficiency(state, plan))
 
 
 def _best_efficiency(state: State, plan: Plan) -> float | None:
     best: list[float] = []
+    beside: list[Inputs] = []
     for arm in state.arms.values():
         if not arm.results:
             continue
         evidence = state.survey_evidence.merged(arm.evidence)
         assert state.spec is not None
-        found = inputs_of(evidence, shape_of(state, evidence), hardware_of(state, plan), arm.results[-1].points[0],
-                          prompt_tokens=float(state.spec.workload.prompt_tokens),
-                          output_tokens=float(state.spec.workload.output_tokens)).waterfall  # fmt: skip
+        levels = [inputs_of(evidence, shape_of(state, evidence), hardware_of(state, plan), point,
+                            prompt_tokens=float(state.spec.workload.prompt_tokens),
+                            output_tokens=float(state.spec.workload.output_tokens))
+                  for point in arm.results[-1].points]  # fmt: skip
+        beside += levels[1:]
+        found = levels[0].waterfall
         eta = observed_efficiency(found) if isinstance(found, Waterfall) else None
         if eta is not None:
             best.append(eta)
-    return max(best, default=None)
+    return max(best) if best else captured_efficiency(beside)
 
 
 def baseline_inputs(state: State, plan: Plan) -> Inputs | None:

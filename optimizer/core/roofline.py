@@ -5,7 +5,16 @@ guessed bound would look like an observation."""
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from optimizer.ceiling.predict import Inputs, break_even, draft_rates, inputs_of, rounds_of, speculation_of
+from optimizer.ceiling.predict import (
+    Inputs,
+    break_even,
+    captured_efficiency,
+    draft_rates,
+    inputs_of,
+    rounds_of,
+    speculation_of,
+    with_efficiency,
+)
 from optimizer.model.base import Scalar, Value
 from optimizer.model.ceiling import Ceiling, HardwareSpec, ModelShape, NoCeiling, Waterfall
 from optimizer.model.diagnosis import DraftLevel, Drafts, LevelCeiling, Loss
@@ -70,7 +79,18 @@ def ceiling_inputs(
                 prompt_tokens=prompt, output_tokens=max(output, 1.0), efficiency=efficiency,
             )
         )  # fmt: skip
-    return tuple(found)
+    return _graphs_expected(tuple(found))
+
+
+def _graphs_expected(levels: tuple[Inputs, ...]) -> tuple[Inputs, ...]:
+    """Levels outside graphs expect of a graph what the levels of this launch that ran from graphs have shown."""
+    shown = captured_efficiency(levels)
+    if shown is None:
+        return levels
+    return tuple(
+        with_efficiency(item, shown) if item.efficiency is None and (item.situation.graph_off_share or 0.0) > 0 else item
+        for item in levels
+    )
 
 
 def ceiling_facts(inputs: Iterable[Inputs]) -> Evidence:

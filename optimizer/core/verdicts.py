@@ -138,6 +138,8 @@ def _pair_first(state: State, plan: Plan, test: Test) -> bool:
         return False
     if test.ratio is None:
         return True
+    if state.reach != "none":  # nothing can reach the target any more: one launch per idea
+        return False
     middle = economy.typical_ratio(test.ratio)
     return economy.needs_second_baseline((middle, middle), closing.pooled(state).sd, closing.policy(state).quick_exit_sd)
 
@@ -212,7 +214,8 @@ def _settle(state: State, test: Test, judgement: Judgement) -> tuple[str, Mappin
         return "promoted", {**body, "companions": [*test.bundle, *test.cures], "settings": test.settings.values, "before": state.baseline.values}, test.entry
     if judgement.verdict in ("unresolved", "deferred"):
         if (short := _too_small_for_the_target(state, test, judgement)) is not None:
-            return "pruned", {**body, "why": f"{said}; {short}"}, test.entry
+            # What is ruled out as too small must not lead the ranking for having been predicted small.
+            return "pruned", {**body, "bayes_db": min(judgement.bayes_db, 0.0), "why": f"{said}; {short}"}, test.entry
         excluded = f"not seen in {judgement.n_candidate} launch(es); an effect above {100 * (judgement.high - 1):+.1f} % is excluded"
         return "deferred", {**body, "why": f"{said}; {excluded}"}, test.entry
     return "pruned", body, test.entry

@@ -97,6 +97,7 @@ class Situation(Frozen):
     allreduce_us: FiniteFloat | None = None
     idle_gap_share: FiniteFloat | None = None
     kernels_per_step: FiniteFloat | None = None
+    overlap: bool | None = None  # whether the host prepares a step while the GPU computes the one before
 
     @property
     def context_tokens(self) -> float:
@@ -110,7 +111,7 @@ class Ceiling(Frozen):
     concurrency: int
     running: FiniteFloat  # sequences that can really run: min(concurrency, caps, KV pool)
     step_roof_ms: FiniteFloat  # one decode step at ``concurrency``, one token per sequence
-    tokens_per_s: FiniteFloat  # concurrency / step_roof
+    tokens_per_s: FiniteFloat  # concurrency / step_roof; a launch with drafts: no less than a round's accepted tokens
     bound: Literal["hbm", "compute", "link"]
     weights_bytes_per_gpu: FiniteFloat
     kv_bytes_per_token_per_gpu: FiniteFloat

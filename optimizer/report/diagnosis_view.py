@@ -7,6 +7,7 @@ from typing import Any
 from optimizer.model.measurement import ADVICE
 
 SHOWN = 4
+ABOUT_EVEN = 1.10  # two launches of one setting differ by as much, and so does the draft model from what then ran
 VERDICTS = {
     "healthy": "Nothing stands out: the server is healthy for this load.",
     "load_limited": "The offered load is the limit, not the server.",
@@ -55,9 +56,11 @@ def _fallbacks(flips: Any) -> list[str]:
 def _waterfall(levels: Any) -> list[str]:
     """The highest level in full: what it could reach, what it did, and where the time between goes."""
     known = [level for level in levels if not level.unknown]
+    unknown = list(dict.fromkeys(level.unknown for level in levels if level.unknown))
+    more = f" ({len(unknown) - 1} more level(s) alike)" if len(unknown) > 1 else ""
+    reasons = [f"\nNo ceiling: {unknown[0]}{more}"] if unknown else []
     if not known:
-        reason = next((level.unknown for level in levels), "")
-        return [f"\nNo ceiling: {reason}"] if reason else []
+        return reasons
     level = max(known, key=lambda item: item.concurrency)
     lines = [
         f"\nWhere the time goes at concurrency {level.concurrency}: roofline {level.ceiling_tokens_per_s:.0f} tok/s ({level.bound}), "
@@ -65,7 +68,8 @@ def _waterfall(levels: Any) -> list[str]:
     ]
     lines += [f"  {part.bucket:<12}{100 * part.share:5.1f} %  {part.ms:8.2f} ms  {part.why}" for part in level.lost if part.share >= 0.005]
     others = ", ".join(f"{item.measured_tokens_per_s:.0f} of {item.ceiling_tokens_per_s:.0f} at {item.concurrency}" for item in known if item is not level)
-    return [*lines, f"  other levels: {others} tok/s"] if others else lines
+    lines += [f"  other levels: {others} tok/s"] if others else []
+    return [*lines, *(f"  note: {note}" for note in level.notes), *reasons]
 
 
 def _drafts(found: Any) -> list[str]:
@@ -76,7 +80,10 @@ def _drafts(found: Any) -> list[str]:
     lines = [f"\nDrafts: {found.draft_tokens} deep, {found.accept_len:.2f} tokens a round; they {pays} (predicted from this launch; one more confirms it)"]
     for level in found.levels:
         now, best, none = level.tokens_per_s[found.draft_tokens], level.tokens_per_s[level.best], level.tokens_per_s[0]
-        lines.append(f"  at {level.concurrency:>3}: {now:.0f} tok/s now, {none:.0f} without drafts, best {best:.0f} with {level.best}")
+        even = level.best != found.draft_tokens and best < now * ABOUT_EVEN
+        choice = "no other depth is sure to be better" if even else f"best {best:.0f} with {level.best}"
+        without = f"about even without drafts ({none:.0f})" if max(now, none) < min(now, none) * ABOUT_EVEN else f"{none:.0f} without drafts"
+        lines.append(f"  at {level.concurrency:>3}: {now:.0f} tok/s now, {without}, {choice}")
     return lines
 
 
