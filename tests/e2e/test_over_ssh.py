@@ -68,7 +68,7 @@ async def test_a_link_that_breaks_in_every_step_costs_nothing_but_time(there: Ss
     working = asyncio.create_task(asyncio.to_thread(there, *there.study("cut", "--finish", "restore")))
     cuts = 0
     # Apart enough for a step to end in between on a busy machine: one that is cut at every attempt asks for a person, rightly.
-    pauses_s = iter((4.1, 8.3, 6.7, 9.1))
+    pauses_s = iter((4.1, 13.3, 9.7, 7.1))
     while not working.done() and cuts < 4:
         await asyncio.sleep(next(pauses_s))
         if server.connections and not working.done():
