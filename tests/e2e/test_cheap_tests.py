@@ -74,11 +74,8 @@ def test_a_step_beyond_the_largest_graph_is_found_and_its_absence_too(box: FastB
     assert facts(at_four)["probe.speed_ratio", "one_above_limit"] < 0.8
     assert "the step is there" in at_four["body"]["text"]
     assert facts(at_two)["client.knee_concurrency", ""] == 3 and at_two["body"]["evidence"]["facts"][0]["bound"] == "at_least"
-    # A busy machine slows one level now and then, never the same one again and again.
-    ratios = [facts(at_two)["probe.speed_ratio", "one_above_limit"]]
-    while ratios[-1] <= 0.87 and len(ratios) < 3:
-        ratios.append(facts(make(box, check("concurrency_sweep", level(1), level(2), level(3), around=2))[0])["probe.speed_ratio", "one_above_limit"])
-    assert ratios[-1] > 0.87, ratios
+    # Three requests in a graph of four are slower than two in one of two; no graph at all is another matter.
+    assert facts(at_two)["probe.speed_ratio", "one_above_limit"] > 1.3 * facts(at_four)["probe.speed_ratio", "one_above_limit"]
     assert listening(box.port) and box.marked() == {} and box.leftovers() == []
 
 
