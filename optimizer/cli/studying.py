@@ -6,7 +6,7 @@ import asyncio
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -14,6 +14,8 @@ from optimizer.cli.base import json_option, print_json, roots_of, say, wants_jso
 from optimizer.errors import UsageError
 
 if TYPE_CHECKING:
+    from optimizer.core.plan import Plan
+    from optimizer.core.state import State
     from optimizer.wiring import Options
 
 
@@ -76,7 +78,7 @@ def options_of(values: dict[str, Any]) -> Options:
 def run(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     """Tune a server until the target is shown, the budget is spent or nothing is left to try."""
     from optimizer.report.progress import Progress
-    from optimizer.wiring import EXIT_OF_ENDING, result_of, run_study
+    from optimizer.wiring import run_study
 
     for_machine = wants_json(ctx, as_json)
     options = options_of(values)
@@ -86,6 +88,13 @@ def run(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
             run_study(options, roots_of(ctx), watch=view.watch, progress=view.note, ask=ask, announce=view.opened)
         )
         view.finished(state, folder)
+    _end(state, plan, for_machine)
+
+
+def _end(state: State, plan: Plan, for_machine: bool) -> NoReturn:
+    """Print the result where it is wanted, and leave with the code of its ending."""
+    from optimizer.wiring import EXIT_OF_ENDING, result_of
+
     result = result_of(state, plan)
     if for_machine:
         print_json(result)
@@ -101,16 +110,13 @@ def run(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
 def resume(ctx: click.Context, study: str, adopt_knowledge: bool, yes: bool, as_json: bool) -> None:
     """Continue an interrupted study: find out how its last step ended, then go on."""
     from optimizer.report.progress import Progress
-    from optimizer.wiring import EXIT_OF_ENDING, result_of, resume_study
+    from optimizer.wiring import resume_study
 
     for_machine = wants_json(ctx, as_json)
     with Progress(sys.stderr) as view:
         state, plan, folder = asyncio.run(resume_study(study, roots_of(ctx), watch=view.watch, progress=view.note, adopt=adopt_knowledge))
         view.finished(state, folder)
-    result = result_of(state, plan)
-    if for_machine:
-        print_json(result)
-    sys.exit(EXIT_OF_ENDING.get(result["ending"], 1))
+    _end(state, plan, for_machine)
 
 
 @click.command()

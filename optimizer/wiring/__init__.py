@@ -224,9 +224,6 @@ def _writable(runs: Path) -> Iterator[None]:
         ) from error
 
 
-_resolved_host = hosts.resolved_host
-
-
 def _is_hex(text: str) -> bool:
     return all(letter in "0123456789abcdef" for letter in text)
 

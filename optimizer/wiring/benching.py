@@ -22,7 +22,7 @@ from optimizer.model.workload import Workload
 from optimizer.runner import hosts
 from optimizer.runner.benching import Bench, BoxSource, LocalSource, Served, loads_of
 from optimizer.runner.survey import find_target
-from optimizer.wiring import Roots, _config_folder, _resolved_host, opened_box
+from optimizer.wiring import Roots, _config_folder, opened_box
 
 NO_MODEL_LIST = ("generate", "llamacpp")  # these take no model name
 HIGHEST_CONCURRENCY, HIGHEST_RATE = 4096.0, 100_000.0
@@ -128,7 +128,7 @@ async def opened_bench(options: BenchOptions, roots: Roots) -> AsyncIterator[tup
     if host.kind == "sim":
         raise UsageError("A simulated box has no server until a study launches one.", hint=f"optimize run --host {options.host}")
     description = hosts.describe(host, (Path("hosts"), _config_folder() / "hosts"))
-    spec = StudySpec(study=name, host=_resolved_host(host, description), target=wanted.target, workload=wanted.workload,
+    spec = StudySpec(study=name, host=hosts.resolved_host(host, description), target=wanted.target, workload=wanted.workload,
                      engine=options.engine or description.engine, port=options.port or description.port)  # fmt: skip
     async with opened_box(spec, roots.runs / name) as box:
         adapter, launch, original = await find_target(box, spec)
