@@ -20,6 +20,7 @@
     │   ├── KnowledgeChanged        6   the pinned playbooks differ from those on disk
     │   └── NondeterminismError     6   a recomputed conclusion differs from the recorded one
     └── Interrupted               130   the user asked to stop; the box is clean
+        └── GaveUp                130   a question was left without an answer; nothing was changed
 
 Every message says what happened, why it matters and what to do next. Each class says the same in general: its docstring is the
 meaning and, after "To do:", the remedy (inherited where there is none). docs/errors.md is made from them.
@@ -194,3 +195,10 @@ class Interrupted(OptimizerError):
     """
 
     exit_code = 130
+
+
+class GaveUp(Interrupted):
+    """A question was left without an answer. No study was opened and nothing was changed.
+
+    To do: repeat the command; with `--yes` and the options that `optimize run --help` lists, nothing is asked.
+    """

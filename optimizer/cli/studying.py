@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.person import asked, can_ask
 from optimizer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ def study_options(command: Any) -> Any:
         click.option("--launch", help="How the server is started: a command in quotes, or a JSON file with argv and env."),
         click.option("--port", type=click.IntRange(1, 65535), help="Which running server, where there are several."),
         click.option("--workload", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="TOML or JSON file describing the load."),
+        click.option("--concurrency", type=click.IntRange(1, 65536), help="Requests at once, where neither target nor workload says (default 16)."),
+        click.option("--prompt-tokens", type=click.IntRange(1, 1_000_000), help="Of every request (default 512)."),
+        click.option("--output-tokens", type=click.IntRange(1, 1_000_000), help="Of every request (default 256)."),
         click.option("--budget", default="2h", show_default=True, help="Time for the whole study."),
         click.option("--launches", type=int, default=20, show_default=True, help="Launches for the whole study, the baseline's included."),
         click.option("--thorough", is_flag=True, help="Spend launches on small effects too."),
@@ -67,7 +71,7 @@ def options_of(values: dict[str, Any]) -> Options:
         port=values["port"], minutes=minutes(values["budget"]), launches=values["launches"], thorough=values["thorough"], yes=values["yes"],
         finish=values["finish"], allow_lossy=values["allow_lossy"], probes=values["probes"], best_effort=values["best_effort"], guard_minutes=values["guard_minutes"],
         time_scale=values["time_scale"], confirm_window_s=values["confirm_window"], study=values["study"], seed=values["seed"], inside=values["inside"],
-        prior=values["prior"],
+        prior=values["prior"], concurrency=values["concurrency"], prompt_tokens=values["prompt_tokens"], output_tokens=values["output_tokens"],
     )  # fmt: skip
 
 
@@ -76,17 +80,18 @@ def options_of(values: dict[str, Any]) -> Options:
 @json_option
 @click.pass_context
 def run(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
-    """Tune a server until the target is shown, the budget is spent or nothing is left to try."""
+    """Tune a server until the target is shown, the budget is spent or nothing is left to try.
+
+    On a terminal it asks what neither the box nor an option says; with --yes, or without a terminal, it asks nothing."""
     from optimizer.report.progress import Progress
     from optimizer.wiring import run_study
 
     for_machine = wants_json(ctx, as_json)
     options = options_of(values)
+    if not options.yes and can_ask():
+        options = asked(options, roots_of(ctx))
     with Progress(sys.stderr) as view:
-        ask = None if options.yes or not sys.stdin.isatty() else view.ask
-        state, plan, folder = asyncio.run(
-            run_study(options, roots_of(ctx), watch=view.watch, progress=view.note, ask=ask, announce=view.opened)
-        )
+        state, plan, folder = asyncio.run(run_study(options, roots_of(ctx), watch=view.watch, progress=view.note, announce=view.opened))
         view.finished(state, folder)
     _end(state, plan, for_machine)
 

@@ -64,15 +64,6 @@ class Progress:
         self._say(f"Study {spec.study}: target {spec.target.text} on {spec.host.name}; {spec.workload.text}.")
         self._say(f"Journal: {folder / 'journal.db'} (optimize journal {spec.study})")
 
-    def ask(self, question: str) -> bool:
-        """One yes/no question; the panel steps aside for it."""
-        if self._live is not None:
-            self._live.stop()
-        answer = self.console.input(f"{question} [y/N] ")
-        if self._live is not None:
-            self._live.start()
-        return answer.strip().lower() in ("y", "yes")
-
     def watch(self, state: State, entry: Entry) -> None:
         if self._state is not None and entry.kind == EntryKind.RANKED:
             self._before = {row["id"]: row["probability"] for row in self._state.ranked}

@@ -12,7 +12,7 @@ from typing import Any
 
 from optimizer.box.box import Box
 from optimizer.box.plain.machine import part_of
-from optimizer.box.results import Hello, ServerProcess
+from optimizer.box.results import FoundServers, Hello, ServerProcess
 from optimizer.engines.base import Engine
 from optimizer.engines.environment import surroundings
 from optimizer.engines.registry import engine, engine_of, engines
@@ -124,13 +124,19 @@ def _check(box: Box, hello: Hello) -> None:
         raise Unfit(f"{box.name} has {hello.disk_free_bytes >> 20} MiB of disk left.", hint="Free at least 200 MiB for the server's log.")
 
 
-async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, ServerProcess | None]:
-    """Which server this study is about: the described launch if there is one, else the one that runs."""
+async def servers_to_tune(box: Box, spec: StudySpec) -> tuple[tuple[ServerProcess, ...], FoundServers]:
+    """The servers that this study may be about, and everything that was found beside them."""
     found = await box.find_servers(spec.port, same_home=spec.host.kind == "sim")
     held_by = await _studies_at_work(box, spec, found.servers)
     running = [server for server in found.servers if _study_of(server) not in held_by and _adapter_of(server, spec) is not None]
     if spec.port is not None:
         running = [server for server in running if spec.port in server.ports]
+    return tuple(running), found
+
+
+async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, ServerProcess | None]:
+    """Which server this study is about: the described launch if there is one, else the one that runs."""
+    running, found = await servers_to_tune(box, spec)
     if spec.launch is not None:
         adapter = engine(spec.engine) if spec.engine else engine_of(spec.launch.argv, spec.launch.env)
         if adapter is None:
@@ -138,11 +144,11 @@ async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, Se
                 f"No engine adapter knows this command: {' '.join(spec.launch.argv)[:300]}",
                 hint=f"Engines: {', '.join(engines())}. Name one with --engine if it starts through a wrapper.",
             )
-        same = [server for server in running if _port_of(adapter, spec.launch) in server.ports]
+        same = [server for server in running if port_of(adapter, spec.launch) in server.ports]
         if same and not _same_command(same[0], spec.launch) and same[0].control is None:
             left = f", left running by study {_study_of(same[0])}" if _study_of(same[0]) else ""
             raise Unfit(
-                f"Port {_port_of(adapter, spec.launch)} on {box.name}, which the launch command names, is held by another server "
+                f"Port {port_of(adapter, spec.launch)} on {box.name}, which the launch command names, is held by another server "
                 f"(process {same[0].pid}{left}): {' '.join(same[0].argv)[:300]}",
                 hint="What was measured beside it would be wrong. To tune that server, leave --launch away; else stop it first.",
             )
@@ -195,7 +201,8 @@ def _adapter_of(server: ServerProcess, spec: StudySpec) -> Engine | None:
     return None if adapter is None or (spec.engine and adapter.name != spec.engine) else adapter
 
 
-def _port_of(adapter: Engine, launch: LaunchSpec) -> int:
+def port_of(adapter: Engine, launch: LaunchSpec) -> int:
+    """The port that a launch command names, or its engine's own."""
     return adapter.identity(launch.argv, FlagTable(known=False)).port
 
 

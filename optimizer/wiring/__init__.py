@@ -30,7 +30,6 @@ from optimizer.journal.files import is_unfinished
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.load import find_knowledge, read_files
 from optimizer.model.entry import Entry, EntryKind
-from optimizer.model.flags import FlagTable
 from optimizer.model.study import Budget, Finish, LaunchSpec, StudySpec
 from optimizer.model.target import Target, parse_target
 from optimizer.model.workload import Workload
@@ -63,6 +62,9 @@ class Options:
     engine: str | None = None
     launch: str | None = None
     workload: Path | None = None
+    concurrency: int | None = None  # this and the next two: instead of what the workload says
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
     port: int | None = None
     minutes: float = 120.0
     launches: int = 20
@@ -167,11 +169,13 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_r
     elif options.time_scale not in (None, 1.0):
         raise UsageError("--time-scale is for simulated boxes only: a real server's clock cannot be hurried.")
     if need_target and not target_text:
-        raise UsageError("No target was given.", hint="Example: --target 1000tps@16 (output tokens/s at concurrency 16)")
+        raise UsageError(
+            "No target was given.", hint="Example: --target 1000tps@16 (output tokens/s at concurrency 16). On a terminal, `optimize run --host NAME` asks for it."
+        )
     target = parse_target(target_text) if target_text else Target()
     if target.primary is not None and target.primary.metric == "error_rate":
         raise UsageError("An error rate alone is nothing to tune for.", hint="Combine it: --target 1000tps@16,error_rate<1%")
-    workload = hosts.read_workload(options.workload, base) if options.workload else base
+    workload = _workload(options, base, target)
     if target.concurrency is not None and target.concurrency != workload.concurrency:
         sides = tuple(dict.fromkeys((*(level for level in workload.side_levels if level != target.concurrency),)))
         workload = workload.model_copy(update={"concurrency": target.concurrency, "side_levels": sides})
@@ -199,6 +203,21 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_r
         seed=options.seed if options.seed is not None else int(study, 16) % 100_000 if _is_hex(study) else 0,
     )
     return Prepared(spec=spec, folder=folder)
+
+
+def _workload(options: Options, base: Workload, target: Target) -> Workload:
+    """What the file says, then what single options say. Raises UsageError where they do not fit."""
+    workload = hosts.read_workload(options.workload, base) if options.workload else base
+    given = {"concurrency": options.concurrency, "prompt_tokens": options.prompt_tokens, "output_tokens": options.output_tokens}
+    if options.concurrency is not None and target.concurrency not in (None, options.concurrency):
+        raise UsageError(f"The target names concurrency {target.concurrency}, --concurrency {options.concurrency}.", hint="Give one of them.")
+    changes = {name: value for name, value in given.items() if value is not None}
+    if {"prompt_tokens", "output_tokens"} & changes.keys() and (workload.trace or workload.conversations or workload.prompt_lengths or workload.output_lengths):
+        raise UsageError("The workload file says how long each request is.", hint="Leave --prompt-tokens and --output-tokens away.")
+    try:
+        return Workload.model_validate({**workload.model_dump(), **changes})
+    except ValueError as error:
+        raise UsageError(f"The options do not make a workload: {error}", hint="docs/workloads.md has the fields and their limits.") from error
 
 
 def _check_numbers(options: Options) -> None:
@@ -265,9 +284,9 @@ async def _transport(spec: StudySpec, folder: Path) -> Transport:
 
 async def run_study(
     options: Options, roots: Roots, *, watch: Watch | None = None, progress: Callable[[str], None] | None = None,
-    ask: Callable[[str], bool] | None = None, announce: Callable[[StudySpec, Path], None] | None = None,
+    announce: Callable[[StudySpec, Path], None] | None = None,
 ) -> tuple[State, Plan, Path]:  # fmt: skip
-    """A whole study, from nothing to its end. ``ask`` answers the one question that needs a person: may the server stop?"""
+    """A whole study, from nothing to its end. What only a person can say is in ``options``: ``wiring.questions`` asks for it."""
     known = library(roots)
     with _writable(roots.runs):
         prepared = prepare(options, roots)
@@ -275,7 +294,7 @@ async def run_study(
     if spec.host.kind != "sim":  # a simulated box behaves as its file says, whatever was learned elsewhere
         known = with_learned(known, learning.pinned_text())
     async with opened_box(spec, folder) as box:
-        spec = await _with_consent(box, spec, ask)
+        await _check_consent(box, spec)
         with _writable(roots.runs):
             created = Journal.create(folder / "journal.db")
         with created as journal:
@@ -352,24 +371,24 @@ def _stoppable(stop: StopRequest, stop_file: Path, watch: Watch | None) -> Watch
     return watched
 
 
-async def _with_consent(box: Box, spec: StudySpec, ask: Callable[[str], bool] | None) -> StudySpec:
-    """A server that runs is stopped only with consent: asked before the study opens, so that saying no leaves no trace."""
+async def _check_consent(box: Box, spec: StudySpec) -> None:
+    """A server that runs is stopped only with consent, and without it no study is opened. Raises UsageError."""
     if spec.consent:
-        return spec
+        return
     try:
-        adapter, launch, original = await find_target(box, spec)
+        _, _, original = await find_target(box, spec)
     except Unfit:  # the survey will say so, in the journal
-        return spec
-    if original is None:
-        return spec
-    port = adapter.identity(launch.argv, FlagTable(known=False)).port
-    question = (
-        f"A server runs on {spec.host.name} (process {original.pid}, port {port}). "
-        f"It will be stopped for the time of the study{f' by `{original.control}`' if original.control else ''} and brought back at the end. Go on?"
+        return
+    if original is not None:
+        raise left_alone(spec.host.name)
+
+
+def left_alone(host: str) -> UsageError:
+    """Nobody agreed that the server stops."""
+    return UsageError(
+        f"The server on {host} was left alone: a study would stop it, and nobody agreed to that.",
+        hint="Give --yes to let it be stopped and restored. On a terminal, run asks.",
     )
-    if ask is None or not ask(question):
-        raise UsageError(f"The server on {spec.host.name} was left alone.", hint="Give --yes to let it be stopped and restored.")
-    return spec.model_copy(update={"consent": True})
 
 
 def opened_body(spec: StudySpec, known: Library) -> dict[str, Any]:
