@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from optimizer.core import answers, economy
+from optimizer.core import answers, boxes, economy
+from optimizer.core.once import once_measured
 from optimizer.core.plan import Plan
 from optimizer.core.score import probability_of
 from optimizer.core.state import ArmState, State
@@ -34,6 +35,10 @@ PLAIN_ENDINGS = {
 
 def policy(state: State) -> JudgePolicy:
     """How much evidence a verdict needs on this kind of box: identical relaunches on a shared CPU differ far more."""
+    return once_measured(state, "policy", lambda: _policy(state))
+
+
+def _policy(state: State) -> JudgePolicy:
     assert state.spec is not None
     kind: economy.BoxKind = "gpu" if (state.survey or {}).get("gpu_count") else "cpu"
     policy_ = economy.policy_for(kind, thorough=state.spec.thorough)
@@ -52,7 +57,7 @@ def policy(state: State) -> JudgePolicy:
 
 def pooled(state: State) -> Noise:
     """Launch-to-launch noise over every setting of this study that was launched at least twice, with the prior."""
-    return pooled_noise([arm.arm() for arm in arms_of(state)], policy(state))
+    return once_measured(state, "pooled", lambda: pooled_noise([arm.arm() for arm in arms_of(state)], policy(state)))
 
 
 def arms_of(state: State) -> list[ArmState]:
@@ -63,7 +68,7 @@ def arms_of(state: State) -> list[ArmState]:
 def launches_left(state: State, reserve: int) -> int:
     """Launches that may still be spent, ``reserve`` of them kept for the confirmation."""
     assert state.spec is not None
-    return max(0, state.spec.budget.launches - state.launches_baseline - state.launches_after - reserve)
+    return max(0, state.spec.budget.launches - sum(one.launches_baseline + one.launches_after for one in (state, *state.peers)) - reserve)
 
 
 def over_budget(state: State, reserve: int) -> bool:
@@ -75,7 +80,7 @@ def over_budget(state: State, reserve: int) -> bool:
         return True
     launches = max(1, state.launches_baseline + state.launches_after)
     per_launch = state.minutes / launches
-    return state.minutes + per_launch * (1 + reserve) > state.spec.budget.minutes
+    return max(one.minutes for one in (state, *state.peers)) + per_launch * (1 + reserve) > state.spec.budget.minutes
 
 
 def ending_of(state: State, plan: Plan) -> tuple[str, str]:
@@ -150,6 +155,8 @@ def wanted_state(state: State) -> str:
 
 def is_confirmed_better(state: State) -> bool:
     """Whether the fresh launch of the promoted settings meets the target, or beats the mean of the server as it was found."""
+    if any(peer.baseline == state.baseline and is_confirmed_better(replace(peer, peers=())) for peer in state.peers):
+        return state.closing is None or state.closing.ending not in boxes.BOX_ENDINGS
     confirmed, first = state.base_arm.confirmed, [result.ln for result in state.first_arm.results or state.first_arm.earlier]
     if not state.promoted or confirmed is None:
         return False
@@ -196,7 +203,11 @@ def next_step(state: State, *, key: str, port: int) -> Step | None:
 def what_runs(state: State) -> str:
     """What serves on the box now that the study is over, in one sentence."""
     assert state.spec is not None
-    where = state.spec.host.name
+    if state.boxes:
+        return " ".join(what_runs(part) for part in state.boxes.values())
+    where = state.box or state.spec.host.name
+    if state.lost:
+        return f"What runs on {where} is not known: it was lost, and the guard on it restores what was there."
     if state.server is not None and state.server.purpose == "final" and state.server.status == "ready":
         return f"The best settings serve on {where} now, under the original's port and name."
     if state.original_running:
@@ -213,14 +224,35 @@ def what_runs(state: State) -> str:
 def closed_body(state: State, plan: Plan) -> dict[str, Any]:
     """What ``run --json`` prints, and what the report starts with."""
     assert state.spec is not None and state.closing is not None
-    if state.closing_failures < MAX_CLOSING_FAILURES:
-        return {**summary(state, plan), "ending": state.closing.ending, "reason": state.closing.reason}
-    failed = state.last_failure.message if state.last_failure else "its last step failed"
-    reason = (
-        f"{PLAIN_ENDINGS[state.closing.ending].capitalize()}: {state.closing.reason} But {state.spec.host.name} could not be brought into its end state: "
-        f"{failed} The guard there tries again within {state.spec.guard_minutes:g} minutes; `optimize restore --host {state.spec.host.name}` does it now."
-    )
-    return {**summary(state, plan), "ending": "needs_operator", "reason": reason}
+    parts = tuple(state.boxes.values()) or (state,)
+    found = summary(state, plan)
+    if state.boxes:
+        found["boxes"] = [_box_row(part) for part in parts]
+    stuck = [part for part in parts if part.lost or part.closing_failures >= MAX_CLOSING_FAILURES]
+    if not stuck:
+        return {**found, "ending": state.closing.ending, "reason": state.closing.reason}
+    reason = f"{PLAIN_ENDINGS[state.closing.ending].capitalize()}: {state.closing.reason}"
+    for part in stuck:
+        assert part.spec is not None
+        name = part.spec.host.name
+        failed = part.lost or (part.last_failure.message if part.last_failure else "its last step failed")
+        reason += (
+            f" But {part.box or name} could not be brought into its end state: "
+            f"{failed} The guard there tries again within {state.spec.guard_minutes:g} minutes; `optimize restore --host {name}` does it now."
+        )
+    return {**found, "ending": "needs_operator", "reason": reason, **({"ending_elsewhere": state.closing.ending} if len(stuck) < len(parts) else {})}
+
+
+def _box_row(part: State) -> dict[str, Any]:
+    """What one of several boxes did, for people and programs."""
+    first = part.first_arm.results or part.first_arm.earlier
+    assert part.spec is not None
+    return {
+        "box": part.box, "host": part.spec.host.name, "launches": part.launches_baseline + part.launches_after, "minutes": round(part.minutes, 2),
+        "baseline": math.exp(math.fsum(math.log(max(result.value, 1e-3)) for result in first) / len(first)) if first else None,
+        "baseline_launches": len(first), "lost": part.lost or None, "left": part.closing.reason if part.closing and part.closing.ending in boxes.BOX_ENDINGS else None,
+        "runs": what_runs(part),
+    }  # fmt: skip
 
 
 def summary(state: State, plan: Plan) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from optimizer.ceiling.reach import out_of_reach as reach
 from optimizer.ceiling.shape import shape_from_config, shape_from_facts
 from optimizer.ceiling.waterfall import bucket_share as share_of
 from optimizer.ceiling.waterfall import observed_efficiency
-from optimizer.core.once import once
+from optimizer.core.once import once, once_for
 from optimizer.core.plan import Plan
 from optimizer.core.roofline import ceiling_facts
 from optimizer.core.state import ArmState, State
@@ -28,10 +28,14 @@ DEEPEST_DRAFT = 5  # tokens: what a configuration could at most ask for
 
 def shape_of(state: State, evidence: Evidence) -> ModelShape | NoCeiling:
     """The served model's shape, from config.json or else from the start-up facts."""
-    config = (state.survey or {}).get("model_config_json")
+    return once_for("shape", lambda: _shape_of(state.survey or {}, evidence), state.survey, evidence)
+
+
+def _shape_of(survey: Mapping[str, Any], evidence: Evidence) -> ModelShape | NoCeiling:
+    config = survey.get("model_config_json")
     if isinstance(config, Mapping):
         try:
-            return shape_from_config(config, str((state.survey or {}).get("model_path") or ""))
+            return shape_from_config(config, str(survey.get("model_path") or ""))
         except EvidenceError as error:
             return NoCeiling(reason=error.message)
     return shape_from_facts(evidence)
@@ -39,7 +43,9 @@ def shape_of(state: State, evidence: Evidence) -> ModelShape | NoCeiling:
 
 def hardware_of(state: State, plan: Plan) -> HardwareSpec | NoCeiling:
     survey = state.survey or {}
-    return find_hardware(plan.hardware, survey.get("gpu"), survey.get("facts", {}).get("gpu.memory_mib"))
+    return once_for(
+        "hardware", lambda: find_hardware(plan.hardware, survey.get("gpu"), survey.get("facts", {}).get("gpu.memory_mib")), plan.hardware, state.survey
+    )
 
 
 def inputs_at(state: State, plan: Plan, arm: ArmState, point: LoadPoint) -> Inputs:
@@ -71,18 +77,29 @@ def _best_efficiency(state: State, plan: Plan) -> float | None:
     for arm in state.arms.values():
         if not arm.results:
             continue
-        evidence = state.survey_evidence.merged(arm.evidence)
-        assert state.spec is not None
-        levels = [inputs_of(evidence, shape_of(state, evidence), hardware_of(state, plan), point,
-                            prompt_tokens=float(state.spec.workload.prompt_tokens),
-                            output_tokens=float(state.spec.workload.output_tokens))
-                  for point in arm.results[-1].points]  # fmt: skip
+        levels = _levels_of(state, plan, arm)
         beside += levels[1:]
         found = levels[0].waterfall
         eta = observed_efficiency(found) if isinstance(found, Waterfall) else None
         if eta is not None:
             best.append(eta)
     return max(best) if best else captured_efficiency(beside)
+
+
+def _levels_of(state: State, plan: Plan, arm: ArmState) -> tuple[Inputs, ...]:
+    """The load points of an arm's latest launch, before anything is known of η."""
+    assert state.spec is not None
+    spec = state.spec
+
+    def compute() -> tuple[Inputs, ...]:
+        evidence = state.survey_evidence.merged(arm.evidence)
+        shape, hardware, load = shape_of(state, evidence), hardware_of(state, plan), spec.workload
+        return tuple(
+            inputs_of(evidence, shape, hardware, point, prompt_tokens=float(load.prompt_tokens), output_tokens=float(load.output_tokens))
+            for point in arm.results[-1].points
+        )
+
+    return once_for("levels", compute, plan.hardware, state.survey, state.survey_evidence, spec, arm)
 
 
 def baseline_inputs(state: State, plan: Plan) -> Inputs | None:

@@ -1,6 +1,7 @@
 """What a decision may use besides the journal: the pinned knowledge. Immutable for a study."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from optimizer.model.ceiling import HardwareSpec
 from optimizer.model.learned import Learned
@@ -20,8 +21,12 @@ class Plan:
     learned: tuple[Learned, ...] = ()
     digest: str = ""
 
+    @cached_property
+    def _by_id(self) -> dict[str, Playbook]:
+        return {playbook.id: playbook for playbook in reversed(self.playbooks)}  # the first of a name counts
+
     def playbook(self, hypothesis: str) -> Playbook | None:
-        return next((playbook for playbook in self.playbooks if playbook.id == hypothesis), None)
+        return self._by_id.get(hypothesis)
 
     def space(self, space_id: str) -> Space | None:
         return next((space for space in self.spaces if space.id == space_id), None)

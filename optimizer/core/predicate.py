@@ -17,6 +17,7 @@ OPERANDS = ("fact", "setting", "box")
 OPERATORS = ("gt", "ge", "lt", "le", "eq", "ne", "in", "contains", "between", "present", "last_lt")
 METRIC = "metric"
 _ORDERED = ("gt", "ge", "lt", "le")
+_IS_OPERATOR = frozenset(OPERATORS)
 
 
 class View(Protocol):
@@ -63,35 +64,42 @@ def explain(when: Predicate, view: View) -> Answer:
     if not isinstance(when, _TREE):
         return _UNKNOWN
     if "all" in when or "any" in when:
-        return _joined([explain(part, view) for part in _list(when.get("all", when.get("any")))], "any" in when)
+        return _joined(_list(when.get("all", when.get("any"))), view, "any" in when)
     if "not" in when:
         inner = explain(when["not"], view)
         return inner if inner.value is None else Answer(not inner.value, inner.facts)
     return _compare(when, view)
 
 
-def _joined(parts: list[Answer], decisive: bool) -> Answer:
-    """``any`` when ``decisive`` is true, ``all`` when it is false: one decisive part settles it."""
-    settled = [part for part in parts if part.value is decisive]
-    if settled:
-        return Answer(decisive, settled[0].facts)
+def _joined(trees: list[Any], view: View, decisive: bool) -> Answer:
+    """``any`` when ``decisive`` is true, ``all`` when it is false: the first decisive part settles it, and no later one is asked."""
+    parts = []
+    for tree in trees:
+        part = explain(tree, view)
+        if part.value is decisive:
+            return Answer(decisive, part.facts)
+        parts.append(part)
     if not parts or any(part.value is None for part in parts):
         return _UNKNOWN
     return Answer(not decisive, tuple(fact for part in parts for fact in part.facts))
 
 
 def _compare(when: Mapping[str, Any], view: View) -> Answer:
-    operator = next((name for name in OPERATORS if name in when), None)
-    if operator is None:
+    if "fact" in when and "setting" not in when and "box" not in when and not view.facts.all(str(when["fact"])):
+        return _UNKNOWN  # most rules ask for what was not observed
+    operators = [name for name in when if name in _IS_OPERATOR]
+    if not operators:
         return _UNKNOWN
+    operator = operators[0] if len(operators) == 1 else next(name for name in OPERATORS if name in operators)
     observations = list(_observed(when, view))
     if operator == "present":
         return _present(when, view, observations)
-    if not observations:  # most rules ask for what was not observed
+    if not observations:
         return _UNKNOWN
     answers: list[tuple[bool | None, tuple[Fact, ...]]] = []
+    wanted = when[operator]
     for value, fact in observations:
-        right, other = _right(when[operator], view, fact, when)
+        right, other = _right(wanted, view, fact, when) if isinstance(wanted, _TREE) else (_Operand(wanted), None)
         used = tuple(item for item in (fact, other) if item is not None)
         answers.append((None if right is None else _answer(operator, _Operand(value, _bound(fact)), right), used))
     # Several observations of one name differ in their labels; the rule holds if it holds for one of them.
@@ -142,19 +150,18 @@ def _observed(operand: Mapping[str, Any], view: View) -> Iterator[tuple[Value, F
                 continue
             if all(_same(fact.labels.get(key), wanted) for key, wanted in labels.items()):
                 yield fact.value, fact
-    for source, mapping in (("setting", view.settings), ("box", view.box)):
-        if source in operand and str(operand[source]) in mapping:
-            yield mapping[str(operand[source])], None
+    if "setting" in operand and (name := str(operand["setting"])) in view.settings:
+        yield view.settings[name], None
+    if "box" in operand and (name := str(operand["box"])) in view.box:
+        yield view.box[name], None
 
 
 def _right(
     operand: Any, view: View, left: Fact | None, when: Mapping[str, Any]
 ) -> tuple[_Operand | None, Fact | None]:
-    """A literal, or another value (times, plus); of several observations the one made under the left's conditions.
+    """Another value (times, plus); of several observations the one made under the left's conditions.
 
     None where it was not observed: that is unknown, and not the literal ``null``, which a value may equal."""
-    if not isinstance(operand, _TREE):
-        return _Operand(operand), None
     candidates = [found for found in _observed(operand, view) if not _on_the_left(found[1], operand, when)]
     if not candidates:
         return None, None
@@ -225,6 +232,8 @@ def _ordered(operator: str, left: _Operand, right: _Operand) -> bool | None:
 
 
 def _equal(left: _Operand, right: _Operand) -> bool | None:
+    if type(left.value) is str and type(right.value) is str:  # most comparisons
+        return left.value == right.value
     first, second = left.interval, right.interval
     if first is not None and second is not None:
         if first[0] == first[1] == second[0] == second[1]:
@@ -254,9 +263,14 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
+    if type(value) in _KINDS:
+        return _KINDS[type(value)]
     if isinstance(value, bool):
         return "bool"
     return "number" if isinstance(value, int | float) else type(value).__name__
+
+
+_KINDS: Mapping[type, str] = {bool: "bool", int: "number", float: "number", str: "str", list: "list", dict: "dict", type(None): "NoneType"}
 
 
 def _bound(fact: Fact | None) -> str | None:

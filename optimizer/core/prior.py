@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from optimizer.core import closing, learned
+from optimizer.core.once import once_extended
 from optimizer.core.plan import Plan
 from optimizer.core.resolve import canonical_settings
 from optimizer.core.state import State
@@ -40,6 +41,10 @@ class Match:
 
 def extended(state: State, plan: Plan) -> Plan:
     """The plan with the hypothesis that prior art makes here; unchanged where there is none."""
+    return once_extended(state, plan, lambda: _extended(state, plan))
+
+
+def _extended(state: State, plan: Plan) -> Plan:
     plan = learned.adapted(state, plan)
     if plan.playbook(PRIOR_ART) is not None:
         return plan

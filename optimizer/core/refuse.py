@@ -4,6 +4,7 @@ unknown never refuses."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from optimizer.core.builds import in_builds
@@ -39,6 +40,33 @@ class Ground:
     box: Mapping[str, Value] | None = None
     phase: Phase = "all"
     allow_lossy: bool = False
+
+    # What every rule asks for again and again, computed once for each ground.
+
+    @cached_property
+    def now(self) -> Mapping[str, Value]:
+        """What is given now, in its canonical form."""
+        return canonical_settings(self.settings, keep_none=False).values
+
+    @cached_property
+    def in_force(self) -> Mapping[str, Value]:
+        """``effective`` with the keys of its JSON settings."""
+        effective = self.effective or {}
+        return {**effective, **_dotted(effective)}
+
+    @cached_property
+    def by_effect(self) -> Mapping[str, tuple[Constraint, ...]]:
+        """The rules of this build by what they do, in their order."""
+        found: dict[str, list[Constraint]] = {}
+        for rule in self.constraints:
+            if in_builds(self.engine_version, rule.builds) is True:
+                found.setdefault(rule.effect, []).append(rule)
+        return {effect: tuple(rules) for effect, rules in found.items()}
+
+    @cached_property
+    def resolved(self) -> dict[str, Settings]:
+        """Resolved forms that were worked out before, by the digest of what was asked."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -98,7 +126,7 @@ def foreseen(changes: Mapping[str, Value], ground: Ground) -> tuple[Foreseen, ..
     speak of what is changed. In the order of the rules."""
     after = _point(changes, ground)
     point = canonical_settings(after, keep_none=False).values
-    now = canonical_settings(ground.settings, keep_none=False).values
+    now = ground.now
     view = Look(ground.evidence, _PointView(point, ground, frozenset(after.values)), ground.box or {})
     view_now = Look(ground.evidence, _PointView(now, ground, frozenset(now)), ground.box or {})
     resolved = resolved_form(after, ground).values
@@ -135,6 +163,13 @@ def dead_in(settings: Settings, ground: Ground) -> tuple[Refusal, ...]:
 def resolved_form(settings: Settings, ground: Ground) -> Settings:
     """The point as the engine will have it: canonical names and values, overriding rules applied until nothing
     changes."""
+    known = ground.resolved.get(settings.digest)
+    if known is None:
+        known = ground.resolved[settings.digest] = _resolved_form(settings, ground)
+    return known
+
+
+def _resolved_form(settings: Settings, ground: Ground) -> Settings:
     values = dict(canonical_settings(settings, keep_none=False).values)
     for _ in range(_MOST_ROUNDS):
         changed = False
@@ -166,7 +201,7 @@ def resolved_form(settings: Settings, ground: Ground) -> Settings:
 
 def _by_param(changes: Mapping[str, Value], ground: Ground) -> Iterator[Refusal]:
     after = _point(changes, ground)
-    now = canonical_settings(ground.settings, keep_none=False).values
+    now = ground.now
     alive = any(_dead(name, after, ground) is None for name in changes)
     for name, value in changes.items():
         if value is None and alive:
@@ -232,7 +267,7 @@ def _overridden(changes: Mapping[str, Value], ground: Ground) -> dict[str, Value
 def _companions(changes: Mapping[str, Value], ground: Ground) -> dict[str, Value]:
     """Given settings of the same family that the engine will override because of ``changes``: they are put right on the
     command line too, or the readback would contradict it."""
-    given = canonical_settings(ground.settings, keep_none=False).values
+    given = ground.now
     resolved = resolved_form(_point(changes, ground), ground).values
     families = {name.partition("_")[0] for name in changes}
     return {
@@ -252,7 +287,7 @@ def _companions(changes: Mapping[str, Value], ground: Ground) -> dict[str, Value
 def _by_point(changes: Mapping[str, Value], ground: Ground, tried: Collection[str]) -> Iterator[Refusal]:
     after = _point(changes, ground)
     point = canonical_settings(after, keep_none=False).values
-    now = canonical_settings(ground.settings, keep_none=False).values
+    now = ground.now
     view = Look(ground.evidence, _PointView(point, ground, frozenset(after.values)), ground.box or {})
     view_now = Look(ground.evidence, _PointView(now, ground, frozenset(now)), ground.box or {})
     infeasible = False
@@ -286,10 +321,8 @@ def _by_point(changes: Mapping[str, Value], ground: Ground, tried: Collection[st
         )
 
 
-def _rules(ground: Ground, effect: str) -> Iterator[Constraint]:
-    for rule in ground.constraints:
-        if rule.effect == effect and in_builds(ground.engine_version, rule.builds) is True:
-            yield rule
+def _rules(ground: Ground, effect: str) -> Sequence[Constraint]:
+    return ground.by_effect.get(effect, ())
 
 
 def _point(changes: Mapping[str, Value], ground: Ground) -> Settings:
@@ -302,29 +335,28 @@ class _PointView(Mapping[str, Value]):
 
     def __init__(self, point: Mapping[str, Value], ground: Ground, named: frozenset[str]) -> None:
         self._given = {**point, **_dotted(point)}
-        effective = ground.effective or {}
-        before = canonical_settings(ground.settings, keep_none=False).values
+        self._in_force = ground.in_force
         # What was given before and is not any more falls back to a default that nobody has seen yet.
-        dropped = {name for name in before if name not in point} | {name for name in named if name not in point}
-        self._effective = {
-            name: value
-            for name, value in {**effective, **_dotted(effective)}.items()
-            if name not in dropped and name.partition(".")[0] not in dropped
-        }
+        self._dropped = {name for name in (*ground.now, *named) if name not in point}
 
     def __getitem__(self, name: str) -> Value:
         if name.startswith(_GIVEN):
             return self._given.get(name[len(_GIVEN) :])
-        return self._given[name] if name in self._given else self._effective.get(name)
+        if name in self._given:
+            return self._given[name]
+        return None if self._is_dropped(name) else self._in_force.get(name)
+
+    def _is_dropped(self, name: str) -> bool:
+        return bool(self._dropped) and (name in self._dropped or name.partition(".")[0] in self._dropped)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._given, *self._effective}))
+        return iter(sorted({*self._given, *(name for name in self._in_force if not self._is_dropped(name))}))
 
     def __len__(self) -> int:
-        return len({*self._given, *self._effective})
+        return sum(1 for _ in self)
 
 
 def _dotted(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -2,6 +2,8 @@
 (``cuda_graph_max_bs``) or an environment variable behind ``env.`` (``env.NCCL_PROTO``). ``None`` means "not given"."""
 
 from collections.abc import Mapping
+from functools import cached_property
+from typing import Self
 
 from pydantic import Field
 
@@ -23,7 +25,13 @@ class Settings(Frozen):
         pairs = {key: (other.values.get(key), self.values.get(key)) for key in keys}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] or type(pair[0]) is not type(pair[1])}
 
-    @property
+    def __copy__(self) -> Self:
+        """A copy may get other values at once, so the digest of the old ones is dropped."""
+        copied = super().__copy__()
+        copied.__dict__.pop("digest", None)
+        return copied
+
+    @cached_property
     def digest(self) -> str:
         return digest(dict(sorted(self.values.items())))
 

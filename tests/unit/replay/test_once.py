@@ -22,7 +22,8 @@ def test_decisions_are_the_same_with_an_empty_memory() -> None:
         if state.spec is not None and state.open is None:
             plan = plan_at(entry.seq)
             kept = _spelled(decide(state, plan))
-            once._LAST = once._Memory()
+            once._LAST, once._LAST_MEASURED, once._LAST_PLAN = once._Memory(), once._Memory(), once._Memory()
+            once._KEPT.clear()
             assert _spelled(decide(state, plan)) == kept, entry.seq
         state = apply(state, entry)
 
@@ -38,4 +39,4 @@ def test_hundreds_of_decisions_a_second_are_recomputed() -> None:
         started = time.process_time()
         found = verify(entries, plan_at)
         best = max(best, found.decisions / (time.process_time() - started))
-    assert best > 150
+    assert best > 300
