@@ -10,11 +10,11 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from optimizer.box import results
 from optimizer.box.frames import FrameReader
-from optimizer.box.program import guard_program, shim_program
+from optimizer.box.program import conductor_program, guard_program, shim_program
 from optimizer.box.results import (
     Cleaned,
     CommandOutput,
@@ -38,6 +38,24 @@ from optimizer.crashpoint import crash_point
 from optimizer.errors import LinkLost, NeedsOperator, PythonMissing
 from optimizer.transport.base import BOOTSTRAP, Transport
 
+MEMBER_TERM_S = 15.0  # how long a member of a deployment that ends with the others may take for it
+
+
+class MemberLaunch(NamedTuple):
+    """One process of a deployment, for ``Box.launch_deployment``. ``env``: changes to the environment of ``base``, None removes;
+    ``paths``: of its health, the first that it serves counts."""
+
+    name: str
+    role: str
+    port: int
+    argv: Sequence[str]
+    env: Mapping[str, str | None]
+    cwd: str | None
+    base: str
+    paths: Sequence[str]
+    timeout_s: float = 30.0
+
+
 # The shim ends by itself at its deadline; only when it does not answer within this margin is the link given up.
 _MARGIN_S = 15.0
 _MIB = 1 << 20
@@ -55,6 +73,13 @@ def _coordinator() -> dict[str, Any]:
     except OSError:
         return found  # no Linux here: the name must do
     return found
+
+
+class LaunchedAs(NamedTuple):
+    """How a process was started that does not show it itself."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
 
 
 class Box:
@@ -203,12 +228,19 @@ class Box:
 
     async def secure(
         self, study: str, original: ServerProcess | None = None, minutes: float = 15, *, epoch: int = 1,
-        poll_s: float = 0.5, listen_wait_s: float = 1200,
+        poll_s: float = 0.5, listen_wait_s: float = 1200, before: Sequence[ServerProcess] = (), described: Mapping[int, LaunchedAs] | None = None,
     ) -> GuardInfo:  # fmt: skip
-        """Arms the dead-man's switch, once per study and epoch, and records the original server on the box."""
+        """Arms the dead-man's switch, once per study and epoch, and records the original server on the box. Of a deployment it is the
+        process that clients talk to, and ``before`` are the others in the order of their start. ``described``: pid -> command line and
+        variables of a program that has overwritten its own."""
+
+        def told(one: ServerProcess) -> dict[str, Any]:
+            known = (described or {}).get(one.pid)
+            return {"pid": one.pid, "start_time": one.start_time, **({"argv": list(known.argv), "env": dict(known.env)} if known else {})}
+
         result = await self._call(
             "secure", 60, study=study, epoch=epoch, minutes=minutes, poll_s=poll_s, listen_wait_s=listen_wait_s, ready_wait_s=20,
-            original={"pid": original.pid, "start_time": original.start_time} if original else None,
+            original={**told(original), "before": [told(one) for one in before]} if original else None,
             program=base64.b64encode(shim_program()).decode("ascii"), bootstrap=BOOTSTRAP,
             guard=base64.b64encode(guard_program()).decode("ascii"),
         )  # fmt: skip
@@ -223,15 +255,20 @@ class Box:
         result = await self._call("guard_status", 20, study=study)
         return GuardStatus.model_validate({
             "guard": result["guard"], "fired": result["fired"], "recorded": result["recorded"],
-            "fenced_epoch": result["fenced"]["epoch"] if result["fenced"] else None,
+            "fenced_epoch": result["fenced"]["epoch"] if result["fenced"] else None, "members": result["members"],
         })  # fmt: skip
 
     async def disarm(self, study: str, timeout_s: float = 30) -> None:
         """Ends the guard without restoring anything. Nothing happens when there is none."""
         await self._call("order", 20, study=study, order="disarm")
-        await self._guard_ended(study, timeout_s)
+        await self.guard_ended(study, timeout_s)
 
-    async def _guard_ended(self, study: str, timeout_s: float) -> GuardStatus:
+    async def fire(self, study: str) -> None:
+        """Has the guard take our launches down and bring the original back now; it needs nobody for that."""
+        await self._call("order", 20, study=study, order="fire")
+
+    async def guard_ended(self, study: str, timeout_s: float) -> GuardStatus:
+        """Waits until the guard has obeyed. Raises NeedsOperator when it has not in time; it goes on all the same."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         pause_s = 0.1
@@ -265,16 +302,31 @@ class Box:
         )  # fmt: skip
         return Launched.model_validate(result)
 
+    async def launch_deployment(
+        self, study: str, key: str, members: Sequence[MemberLaunch], *, keep_log: bool = False, timeout_s: float = 90
+    ) -> Launched:
+        """Starts these processes as one launch under ``study:key``, workers first, the router when every worker is healthy; when one
+        ends, all end. ``state`` tells of each. Raises what ``launch`` raises."""
+        result = await self._call(
+            "launch", timeout_s, study=study, key=key, epoch=self.epoch, ports=[one.port for one in members], keep_log=keep_log, argv=[], base="login",
+            members=[{**one._asdict(), "argv": list(one.argv), "env": dict(one.env), "paths": list(one.paths)} for one in members],
+            program=base64.b64encode(conductor_program()).decode("ascii"), bootstrap=BOOTSTRAP, term_s=MEMBER_TERM_S,
+        )  # fmt: skip
+        return Launched.model_validate(result)
+
     async def state(self, study: str, key: str) -> LaunchState:
         """Waits for a launch in progress: ``dead`` and ``not_claimed`` are final."""
         return LaunchState.model_validate(await self._call("state", 60, study=study, key=key))
 
-    async def read_log(self, study: str, key: str, offset: int = 0, max_bytes: int = 4 * _MIB) -> tuple[bytes, int]:
-        """(bytes from ``offset`` on, offset to continue at). A log that shrank is read again from its start."""
-        result = await self._call("read_log", 60, study=study, key=key, offset=offset, max_bytes=max_bytes)
+    async def read_log(
+        self, study: str, key: str, offset: int = 0, max_bytes: int = 4 * _MIB, *, member: str | None = None
+    ) -> tuple[bytes, int]:
+        """(bytes from ``offset`` on, offset to continue at), of the launch or of one ``member`` of it. A log that shrank is read again
+        from its start."""
+        result = await self._call("read_log", 60, study=study, key=key, offset=offset, max_bytes=max_bytes, member=member)
         part = FilePart.model_validate(_decoded(result, "data"))
         if part.size < offset:
-            return await self.read_log(study, key, 0, max_bytes)
+            return await self.read_log(study, key, 0, max_bytes, member=member)
         return part.data, part.end
 
     async def sweep(
@@ -311,8 +363,8 @@ class Box:
         knows the credentials); otherwise the record on the box must do. The guard is gone afterwards."""
         status = await self.guard_status(study)
         if status.guard is not None:
-            await self._call("order", 20, study=study, order="fire")
-            status = await self._guard_ended(study, timeout_s)
+            await self.fire(study)
+            status = await self.guard_ended(study, timeout_s)
         fired = status.fired
         if fired is not None:
             if fired.restored is False or not fired.clean:
@@ -324,12 +376,30 @@ class Box:
         if not status.recorded:
             return Restored(pid=None, start_time=None, log=None, by_guard=False)
         try:
+            for member in range(status.members - 1):
+                begun = await self._call("start_original", 60, study=study, member=member)
+                await self._listens(begun, timeout_s)
             result = await self._call("start_original", 60, study=study)
         except ShimRefused as refused:
             if refused.kind == "secret_missing":
                 raise NeedsOperator(refused.message, hint=refused.hint) from refused
             raise
         return Restored(pid=result["pid"], start_time=result["start_time"], log=result["log"], by_guard=False)
+
+    async def _listens(self, begun: Mapping[str, Any], timeout_s: float) -> None:
+        """Waits until a process of the original deployment that was started again listens: the next one asks it."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        while True:
+            seen = await self._call("listening", 30, pid=begun["pid"], start_time=begun["start_time"], ports=begun["ports"])
+            if seen["listening"]:
+                return
+            if not seen["alive"] or loop.time() > end:
+                how = "ended again" if not seen["alive"] else "does not listen"
+                raise NeedsOperator(
+                    f"Process {begun['pid']} of the original deployment on {self.name} was started and {how}.", hint="Its log on the box says why."
+                )
+            await asyncio.sleep(1.0)
 
     async def cleanup(self, study: str, *, leave_running: bool = False) -> Cleaned:
         """Removes the study's files from the box. Refuses while one of its processes lives, unless it is left on

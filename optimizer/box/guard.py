@@ -66,13 +66,17 @@ class Guard:
         except OSError:
             pass
 
+    @staticmethod
+    def public(record):
+        """What may be read of a recorded server by everybody: nothing that could hold a credential."""
+        return {name: record.get(name) for name in ("pid", "start_time", "ports", "control")}
+
     def watch(self):
         """Until told otherwise. Silence is counted on the monotonic clock, which stands still while the box sleeps."""
-        public = (
-            {name: self.config["original"].get(name) for name in ("pid", "start_time", "ports", "control")}
-            if (self.config["original"])
-            else None
-        )
+        original = self.config["original"]
+        public = self.public(original) if original else None
+        if public is not None:
+            public["before"] = [dict(self.public(one), around=one["around"]) for one in original.get("before") or []]
         self.write("guard.json", {
             "pid": self.identity[0], "start_time": self.identity[1], "boot_id": self.config["boot_id"],
             "epoch": self.config["epoch"], "minutes": self.config["limit_s"] / 60, "original": public,
@@ -120,10 +124,16 @@ class Guard:
             self.say("what was done could not be written down: %s" % error)
 
     def restore(self, outcome):
-        """Starts the original server and waits until it listens again; three attempts."""
+        """Starts the original server, or every process of the original deployment in the order of their start, and waits for each until
+        it listens again; three attempts for each."""
         original = self.config["original"]
+        return all(self.restore_one(outcome, number, one) for number, one in enumerate(original.get("before") or [])) and self.restore_one(
+            outcome, None, original
+        )
+
+    def restore_one(self, outcome, member, part):
         for _ in range(3):
-            begun = self.call("start_original", 60, record=original)
+            begun = self.call("start_original", 60, record=self.config["original"], member=member)
             if not begun["ok"]:
                 outcome["message"] = begun["message"]
                 self.say(begun["message"])
@@ -133,8 +143,7 @@ class Guard:
             outcome.update(pid=result["pid"], start_time=result["start_time"], log=result["log"])
             end = time.monotonic() + self.config["listen_wait_s"]
             while time.monotonic() < end:
-                seen = self.call("listening", 30, pid=result["pid"], start_time=result["start_time"],
-                                 ports=original["ports"])  # fmt: skip
+                seen = self.call("listening", 30, pid=result["pid"], start_time=result["start_time"], ports=part["ports"])
                 if seen["ok"] and not seen["result"]["alive"]:
                     outcome["message"] = "The original server ended again right after its start."
                     break

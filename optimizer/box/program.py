@@ -15,8 +15,9 @@ for _name, _text in _sources:
     _module = sys.modules[_name] = types.ModuleType(_name)
     setattr(sys.modules[_name.rpartition(".")[0]], _name.rpartition(".")[2], _module)
     exec(compile(_text, "<" + _name + ">", "exec", dont_inherit=True), _module.__dict__)
-sys.modules["optimizer.box.shim"].main()
+sys.modules[_main].main()
 """
+_OF_THE_CONDUCTOR = ("procfs", "store", "spawn", "conductor")
 
 
 def _text(*parts: str) -> str:
@@ -28,7 +29,17 @@ def shim_program() -> bytes:
     """Source text whose execution reads one request from the rest of standard input and answers it."""
     sources = [(f"optimizer.box.plain.{name}", _text("plain", f"{name}.py")) for name in _MODULES]
     sources.append(("optimizer.box.shim", _text("shim.py")))
-    return f"_sources = {sources!a}\n{_PROLOGUE}".encode("ascii")
+    return _program(sources, "optimizer.box.shim")
+
+
+@cache
+def conductor_program() -> bytes:
+    """Source text whose execution runs the deployment that the rest of standard input describes."""
+    return _program([(f"optimizer.box.plain.{name}", _text("plain", f"{name}.py")) for name in _OF_THE_CONDUCTOR], "optimizer.box.plain.conductor")
+
+
+def _program(sources: list[tuple[str, str]], main: str) -> bytes:
+    return f"_sources = {sources!a}\n_main = {main!r}\n{_PROLOGUE}".encode("ascii")
 
 
 @cache

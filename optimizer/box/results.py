@@ -16,6 +16,7 @@ class ShimRefused(BoxError):
     def __init__(self, kind: str, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.kind = kind
+        self.retryable = kind in ("lock_busy", "deadline", "guard_failed")  # the box was slow; everything else stays as it is
 
 
 class PortTaken(BoxBusy):
@@ -111,6 +112,18 @@ class FoundServers(Frozen):
     port_owner_hidden: bool
 
 
+class MemberState(Frozen):
+    """One process of a deployment. ``ready_s``: seconds after its start at which it could serve, None before."""
+
+    name: str
+    role: str
+    port: int
+    pid: int | None
+    start_time: int
+    log: str
+    ready_s: FiniteFloat | None
+
+
 class LaunchState(Frozen):
     """What became of a launch. ``alive``: its main process lives. ``dead`` with ``pids``: only workers are left.
     ``exit_code`` and ``exit_signal`` are known when the launch's keeper saw the end; ``exit_reason`` when it could not
@@ -126,6 +139,7 @@ class LaunchState(Frozen):
     log: str | None
     ports: tuple[int, ...]
     rebooted: bool
+    members: tuple[MemberState, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -189,6 +203,8 @@ class GuardOriginal(Frozen):
     start_time: int
     ports: tuple[int, ...]
     control: dict[str, Any] | None = None
+    around: dict[str, Any] | None = None
+    before: tuple["GuardOriginal", ...] = ()  # of a deployment: the other processes, in the order of their start
 
 
 class GuardInfo(Frozen):
@@ -220,6 +236,7 @@ class GuardStatus(Frozen):
     fired: GuardFiring | None
     fenced_epoch: int | None
     recorded: bool
+    members: int = 0  # processes of the recorded original
 
 
 class Restored(Frozen):

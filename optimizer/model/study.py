@@ -11,18 +11,37 @@ from optimizer.model.workload import Workload
 
 POLICY_VERSION = 1
 Finish = Literal["best", "restore", "leave"]
+Role = Literal["prefill", "decode", "server", "router"]
 Ending = Literal[
     "met", "not_met", "unreachable_by_configuration", "nothing_to_tune", "unfit", "interrupted", "needs_operator", "guard_fired"
 ]
 
 
+class Member(Frozen):
+    """One process of a deployment: how it starts, which part it has, and the port on which it serves."""
+
+    name: str  # its role, and a number where several have the same: decode-2
+    role: Role
+    port: int
+    argv: tuple[str, ...]
+    env: dict[str, str] = Field(default_factory=dict)
+    cwd: str | None = None
+
+
 class LaunchSpec(Frozen):
-    """How the user starts the server: the command line that every launch edits minimally."""
+    """How the user starts the server: the command line that every launch edits minimally. Of a deployment of several processes,
+    that of its leading worker, and ``members`` has all of them in the order of their start; the last is where clients go."""
 
     argv: tuple[str, ...]
     env: dict[str, str] = Field(default_factory=dict)
     cwd: str | None = None
     log: str | None = None
+    members: tuple[Member, ...] = ()
+
+    @property
+    def leading(self) -> str | None:
+        """Name of the member whose command line ``argv`` is; None for a single server."""
+        return next((one.name for one in self.members if one.argv == self.argv and one.env == self.env), None)
 
 
 class HostSpec(Frozen):
@@ -31,6 +50,15 @@ class HostSpec(Frozen):
     name: str
     kind: Literal["ssh", "local", "sim"]
     prefix: tuple[str, ...] = ()  # container exec prefix
+
+
+class BoxSpec(Frozen):
+    """One of several boxes of a study: its name there, how it is reached, and how its server is started."""
+
+    name: str
+    host: HostSpec
+    launch: LaunchSpec | None = None
+    port: int | None = None
 
 
 class Budget(Frozen):
@@ -59,6 +87,14 @@ class StudySpec(Frozen):
     seed: int = 0
     prior_art: tuple[PriorArt, ...] = ()  # known-good results that were there when the study opened
     policy_version: int = POLICY_VERSION
+    boxes: tuple[BoxSpec, ...] = ()  # of a study on several; ``host``, ``launch`` and ``port`` are the first one's
+
+    def on(self, name: str) -> "StudySpec":
+        """The same study as one of its boxes sees it. Each holds the box under an id of its own, so that a second name of the same
+        machine is refused by the lock instead of measured beside the first."""
+        at = next(index for index, one in enumerate(self.boxes) if one.name == name)
+        one = self.boxes[at]
+        return self.model_copy(update={"study": f"{self.study}.{at + 1}", "host": one.host, "launch": one.launch, "port": one.port})
 
     @property
     def finish_or_default(self) -> Literal["best", "restore", "leave", "default"]:

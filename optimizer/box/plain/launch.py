@@ -3,15 +3,19 @@ the box. It never launches twice under one id, and never beside somebody else's 
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from optimizer.box.plain import look, procfs, redact, spawn, store
 from optimizer.box.plain.procfs import Refused
 from optimizer.box.plain.store import Folder
 
 SECRET_ARGUMENT = b"OPTIMIZER_SECRET_"
+# The environments of the other members of a deployment, beside the entry's own in the guard's: prefix, number, underscore, name.
+MEMBER_VARIABLE = b"OPTIMIZER_MEMBER_"
 
 
 def guard_identity(folder: Folder, study: str) -> dict[str, Any] | None:
@@ -33,13 +37,19 @@ def refuse_fenced(folder: Folder, study: str, epoch: int) -> None:
 def without_markers(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     return {
         name: value for name, value in pairs
-        if name not in (procfs.MARKER, procfs.ROOT_MARKER) and not name.startswith(SECRET_ARGUMENT)
+        if name not in (procfs.MARKER, procfs.ROOT_MARKER) and not name.startswith((SECRET_ARGUMENT, MEMBER_VARIABLE))
     }  # fmt: skip
+
+
+def member_variables(number: int, pairs: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Of the guard's environment, what belongs to the member that started as number ``number`` (0 is the first)."""
+    prefix = MEMBER_VARIABLE + b"%d_" % number
+    return [(name[len(prefix) :], value) for name, value in pairs if name.startswith(prefix)]
 
 
 def _base(folder: Folder, study: str, base: str) -> tuple[dict[bytes, bytes], dict[str, str], dict[str, Any]]:
     """(environment, secret arguments, surroundings) that a launch starts from: the login's, or the guard's, which is
-    the original server's."""
+    the original server's. ``guard:1`` is that of the second member of a deployment."""
     if base == "login":
         return without_markers(list(os.environb.items())), {}, {}
     guard = guard_identity(folder, study)
@@ -47,11 +57,62 @@ def _base(folder: Folder, study: str, base: str) -> tuple[dict[bytes, bytes], di
     if guard is None or pairs is None:
         raise Refused("guard_gone", "The guard of study %s is not running, and only it knows the environment of the original "
                       "server. Nothing was launched." % study)  # fmt: skip
+    around = None
+    if base.startswith("guard:"):
+        number = int(base[len("guard:") :])
+        pairs = member_variables(number, pairs)
+        around = ((guard.get("original") or {}).get("before") or [])[number]["around"]
     secrets = {
         procfs.text(name[len(SECRET_ARGUMENT) :]): procfs.text(value)
         for name, value in pairs if name.startswith(SECRET_ARGUMENT)
     }  # fmt: skip
-    return without_markers(pairs), secrets, spawn.surroundings(guard["pid"])
+    return without_markers(pairs), secrets, around or spawn.surroundings(guard["pid"])
+
+
+class _Start(NamedTuple):
+    """What is needed to start one process."""
+
+    arguments: list[bytes]
+    env: dict[bytes, bytes]
+    around: dict[str, Any]
+    stdin: bytes | None = None
+
+
+def _start_of(request: dict[str, Any], folder: Folder, study: str, identifier: str) -> _Start:
+    """``request`` has argv, env, base and affinity: of the launch, or of one member."""
+    env, secrets, around = _base(folder, study, request["base"])
+    arguments = _arguments(request["argv"], secrets)
+    if not arguments or not arguments[0]:
+        raise Refused("bad_request", "The command to launch is empty.")
+    for name, value in (request.get("env") or {}).items():
+        if not name or "=" in name or "\0" in name or "\0" in (value or ""):
+            raise Refused("bad_request", "%r cannot be an environment variable." % name)
+        if value is None:
+            env.pop(procfs.raw(name), None)
+        else:
+            env[procfs.raw(name)] = procfs.raw(value)
+    env[procfs.MARKER] = procfs.raw(identifier)
+    env[procfs.ROOT_MARKER] = procfs.raw(folder.root)
+    if request.get("affinity"):
+        around = dict(around, affinity=request["affinity"])
+    return _Start(arguments, env, around)
+
+
+def _conducted(request: dict[str, Any], starts: list[_Start], claim: str, logs: dict[str, str]) -> _Start:
+    """The conductor that starts these members. What they may hold of secrets goes through a pipe into its memory."""
+    members = []
+    for one, start in zip(request["members"], starts):
+        members.append({
+            "name": one["name"], "role": one["role"], "port": int(one["port"]), "paths": one["paths"], "timeout_s": one["timeout_s"],
+            "cwd": one.get("cwd"), "log": logs[one["name"]], "around": start.around, "argv": [word.decode("latin-1") for word in start.arguments],
+            "env": {name.decode("latin-1"): value.decode("latin-1") for name, value in start.env.items()},
+        })  # fmt: skip
+    config = {"claim": claim, "term_s": request["term_s"], "members": members}
+    source = base64.b64decode(request["program"])
+    own = without_markers(list(os.environb.items()))
+    own.update({name: starts[0].env[name] for name in (procfs.MARKER, procfs.ROOT_MARKER)})
+    return _Start([procfs.raw(request["python"]), b"-I", b"-c", procfs.raw(request["bootstrap"])], own, {},
+                  b"%d\n" % len(source) + source + json.dumps(config).encode("ascii"))  # fmt: skip
 
 
 def _arguments(words: list[str], secrets: dict[str, str]) -> list[bytes]:
@@ -75,7 +136,9 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
     """Starts ``argv`` as ``study:key`` and answers with its state; a key that was claimed before is not started again.
 
     Request: study, key, epoch, argv, env (name -> value, None removes), cwd, ports (refused when one of them has a
-    listener), base ("login" or "guard"), keep_log (its log outlives the study), affinity (CPU numbers or None)."""
+    listener), base ("login" or "guard"), keep_log (its log outlives the study), affinity (CPU numbers or None). A deployment
+    has ``members`` instead of argv, env and base: each with these and name, role, port, paths (of its health) and timeout_s; with
+    them come program and bootstrap of the conductor that starts them, and term_s, how long a member may take to end."""
     folder, study, key = Folder(request["root"]), request["study"], request["key"]
     identifier = "%s:%s" % (study, key)
     claim = folder.claim(study, key)
@@ -84,23 +147,10 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
             return dict(_state(folder, identifier), launched=False)
         refuse_fenced(folder, study, int(request["epoch"]))
         store.refuse_others(folder, study)
-        env, secrets, around = _base(folder, study, request["base"])
-        arguments = _arguments(request["argv"], secrets)
-        if not arguments or not arguments[0]:
-            raise Refused("bad_request", "The command to launch is empty.")
+        members = request.get("members") or []
+        starts = [_start_of(one, folder, study, identifier) for one in members or [request]]
         for port in request["ports"]:
             refuse_taken(int(port))
-        for name, value in (request.get("env") or {}).items():
-            if not name or "=" in name or "\0" in name or "\0" in (value or ""):
-                raise Refused("bad_request", "%r cannot be an environment variable." % name)
-            if value is None:
-                env.pop(procfs.raw(name), None)
-            else:
-                env[procfs.raw(name)] = procfs.raw(value)
-        env[procfs.MARKER] = procfs.raw(identifier)
-        env[procfs.ROOT_MARKER] = procfs.raw(folder.root)
-        if request.get("affinity"):
-            around = dict(around, affinity=request["affinity"])
         log = folder.kept_log(study) if request.get("keep_log") else os.path.join(claim, "server.log")
         folder.make(os.path.dirname(claim))
         try:
@@ -108,19 +158,22 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
         except OSError as error:
             raise store.unwritable(claim, error)
         request["crash_point"]("claimed")
+        logs = {one["name"]: _member_log(log, one["name"]) for one in members}
         store.write_record(os.path.join(claim, "claim.json"), {
             "launch_id": identifier,
             "boot_id": procfs.boot_id(),
             "ports": list(store.numbers(request["ports"])),
             "log": log,
+            "member_logs": logs,
             "gpu_memory_mib": look.gpu_memory_mib(),
             "claimed_unix_s": time.time(),
         })  # fmt: skip
         output = open_log(folder, log)
+        start = _conducted(request, starts, claim, logs) if members else starts[0]
         request["crash_point"]("before_spawn")
         try:
-            begun = spawn.start(arguments, env, request.get("cwd"), (output, output),
-                                keeper=os.path.join(claim, "exit.json"), around=around)  # fmt: skip
+            begun = spawn.start(start.arguments, start.env, request.get("cwd"), (output, output), keeper=os.path.join(claim, "exit.json"),
+                                stdin=start.stdin, around=start.around)  # fmt: skip
         except Refused as refused:
             store.write_record(os.path.join(claim, "refused.json"), {"reason": refused.message})
             raise
@@ -130,6 +183,10 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
         store.write_record(os.path.join(claim, "started.json"), dict(begun, boot_id=procfs.boot_id()))
         request["crash_point"]("recorded")
         return dict(_state(folder, identifier), launched=True)
+
+
+def _member_log(log: str, name: str) -> str:
+    return "%s.%s.log" % (log[: -len(".log")], store.checked(name, "member name"))
 
 
 def open_log(folder: Folder, path: str) -> int:
@@ -167,7 +224,7 @@ def checked_id(request: dict[str, Any]) -> tuple[str, str]:
 
 def _not_claimed() -> dict[str, Any]:
     return {"state": "not_claimed", "pid": None, "start_time": None, "pids": [], "exit_code": None, "exit_signal": None,
-            "exit_reason": None, "log": None, "ports": [], "rebooted": False}  # fmt: skip
+            "exit_reason": None, "log": None, "ports": [], "rebooted": False, "members": []}  # fmt: skip
 
 
 def _state(folder: Folder, identifier: str) -> dict[str, Any]:
@@ -212,16 +269,18 @@ def _state(folder: Folder, identifier: str) -> dict[str, Any]:
         log=record.get("log"),
         ports=record.get("ports") or [],
         rebooted=record.get("boot_id") not in (None, procfs.boot_id()),
+        members=(store.read_record(os.path.join(claim, "members.json")) or {}).get("members") or [],
     )
     return answer
 
 
 def read_log(request: dict[str, Any]) -> dict[str, Any]:
-    """The launch's own log from ``offset`` on; nothing while it was never claimed."""
+    """The launch's own log from ``offset`` on, or that of its ``member``; nothing while it was never claimed."""
     folder = Folder(request["root"])
-    record = store.read_record(os.path.join(folder.claim(*checked_id(request)), "claim.json"))
-    if record is None or not os.path.exists(record["log"]):
+    record = store.read_record(os.path.join(folder.claim(*checked_id(request)), "claim.json")) or {}
+    log = (record.get("member_logs") or {}).get(request["member"]) if request.get("member") else record.get("log")
+    if log is None or not os.path.exists(log):
         return {"inode": 0, "size": 0, "offset": 0, "data": ""}
     guard = guard_identity(folder, request["study"])
-    part = {"path": record["log"], "offset": request["offset"], "max_bytes": request["max_bytes"]}
+    part = {"path": log, "offset": request["offset"], "max_bytes": request["max_bytes"]}
     return look.read_file(dict(part, secrets_of=[guard["pid"]] if guard else []))

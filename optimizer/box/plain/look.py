@@ -229,6 +229,8 @@ def engine_of(arguments: list[str], also: dict[str, str]) -> str | None:
     engines."""
     if not arguments:
         return None
+    if arguments[0] == "sglang::router":
+        return "sglang-router"  # it writes this over its own command line
     name, rest = os.path.basename(arguments[0]), arguments[1:]
     if re.match(r"(python|pypy)[0-9.]*$", name):
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):

@@ -8,7 +8,7 @@ import base64
 import json
 import os
 import time
-from typing import Any
+from typing import Any, Dict, List, Tuple
 
 from optimizer.box.plain import launch, look, procfs, redact, spawn, store, supervised
 from optimizer.box.plain.procfs import Refused
@@ -17,8 +17,10 @@ from optimizer.box.plain.store import Folder
 GUARD_KEY = "guard"
 
 
-def _record(pid: int, start_time: int, root: str) -> dict[str, Any]:
-    """Everything needed to start this process again, credentials included: it stays on the box, in memory."""
+def _record(wanted: dict[str, Any], root: str) -> dict[str, Any]:
+    """Everything needed to start this process again, credentials included: it stays on the box, in memory. ``wanted``: pid and
+    start_time; a program that has overwritten its own command line and environment also needs argv and env, as described."""
+    pid, start_time = int(wanted["pid"]), int(wanted["start_time"])
     if not procfs.same(pid, start_time):
         raise Refused("original_gone", "Process %d is not the server that was found before; look again." % pid)
     pairs = procfs.environ(pid)
@@ -40,7 +42,8 @@ def _record(pid: int, start_time: int, root: str) -> dict[str, Any]:
     owners = procfs.socket_owners(set(sockets))
     family = {sockets[inode] for inode, pids in owners.items() if set(pids) & members}
     own = {sockets[inode] for inode, pids in owners.items() if pid in pids}
-    words = [procfs.text(word) for word in procfs.argv(pid)]
+    shown = shown_of(pid)
+    words = list(wanted.get("argv") or shown)
     return {
         "pid": pid,
         "start_time": start_time,
@@ -54,7 +57,16 @@ def _record(pid: int, start_time: int, root: str) -> dict[str, Any]:
         "ports": sorted(serving_ports(words, own, family, _drawn_ports())),
         "launch_id": procfs.launch_id(pid, root),
         "control": control,
+        "shown": shown if words != shown else None,
     }
+
+
+def shown_of(pid: int) -> list[str]:
+    """The command line as ``ps`` shows it. One that was overwritten is padded to the length of the old one: that says nothing."""
+    words = [procfs.text(word) for word in procfs.argv(pid)]
+    while words and not words[-1] and "::" in words[0]:
+        words.pop()
+    return words
 
 
 def serving_ports(argv: list[str], own: set[int], family: set[int], drawn: tuple[int, int]) -> set[int]:
@@ -89,15 +101,18 @@ def secure(request: dict[str, Any]) -> dict[str, Any]:
         home = folder.make(folder.study(study))
         claim = folder.make(folder.claim(study, GUARD_KEY))
         wanted = request.get("original")
-        record = _record(int(wanted["pid"]), int(wanted["start_time"]), folder.root) if wanted else None
-        hidden = redact.hide_arguments(record["argv"]) if record else ([], {})
-        pairs = supervised.base_environment(record["control"], record["pid"]) if record else list(os.environb.items())
-        env = launch.without_markers(pairs or [])
+        record = _record(wanted, folder.root) if wanted else None
+        others = [_record(one, folder.root) for one in (wanted or {}).get("before") or []]
+        parts = [*others, record] if record else []
+        kept = [_kept(one, asked) for one, asked in zip(parts, [*((wanted or {}).get("before") or []), wanted])]
+        env = kept[-1][1] if kept else launch.without_markers(list(os.environb.items()))
         if record:
-            _write_redacted(home, record, hidden[0], env)
-        env.update(
-            {launch.SECRET_ARGUMENT + procfs.raw(number): procfs.raw(value) for number, value in hidden[1].items()}
-        )
+            _write_redacted(home, parts, kept)
+            env = {**env, **kept[-1][2]}
+            record["before"] = others
+        for number, (_, theirs, hidden) in enumerate(kept[:-1]):
+            for name, value in [*theirs.items(), *hidden.items()]:
+                env[launch.MEMBER_VARIABLE + b"%d_" % number + name] = value
         env[procfs.MARKER] = procfs.raw("%s:%s" % (study, GUARD_KEY))
         env[procfs.ROOT_MARKER] = procfs.raw(folder.root)
         for stale in ("order.json", "fired.json", "guard.json", "heartbeat", "answer.json"):
@@ -134,21 +149,41 @@ def secure(request: dict[str, Any]) -> dict[str, Any]:
         )
 
 
-def _write_redacted(home: str, record: dict[str, Any], arguments: list[str], env: dict[bytes, bytes]) -> None:
-    shown = redact.hide_environment({procfs.text(name): procfs.text(value) for name, value in env.items()})
-    store.write_record(os.path.join(home, "original.json"), dict(record, argv=arguments, env=shown))
+_Kept = Tuple[List[str], Dict[bytes, bytes], Dict[bytes, bytes]]
+
+
+def _kept(record: dict[str, Any], wanted: dict[str, Any]) -> _Kept:
+    """(command line without credentials, environment, the credentials of the command line as variables) of one process. An
+    environment that its program has overwritten is the login's, with what the description adds."""
+    shown, values = redact.hide_arguments(record["argv"])
+    pairs = supervised.base_environment(record["control"], record["pid"]) or []
+    if not any(name == b"PATH" or name == b"HOME" for name, _ in pairs) and wanted.get("argv"):
+        pairs = list(os.environb.items())
+    env = launch.without_markers(pairs)
+    env.update({procfs.raw(name): procfs.raw(value) for name, value in (wanted.get("env") or {}).items()})
+    return shown, env, {launch.SECRET_ARGUMENT + procfs.raw(number): procfs.raw(value) for number, value in values.items()}
+
+
+def _write_redacted(home: str, parts: list[dict[str, Any]], kept: list[_Kept]) -> None:
+    rows = []
+    for record, (arguments, env, _) in zip(parts, kept):
+        shown = redact.hide_environment({procfs.text(name): procfs.text(value) for name, value in env.items()})
+        rows.append(dict(record, argv=arguments, env=shown, shown=redact.hide_arguments(record["shown"] or [])[0] or None))
+    store.write_record(os.path.join(home, "original.json"), dict(rows[-1], before=rows[:-1]))
 
 
 def guard_status(request: dict[str, Any]) -> dict[str, Any]:
     """What the guard is, did, and answered."""
     folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
     home = folder.study(study)
+    recorded = store.read_record(os.path.join(home, "original.json"))
     return {
         "guard": launch.guard_identity(folder, study),
         "fired": store.read_record(os.path.join(home, "fired.json")),
         "answer": store.read_record(os.path.join(home, "answer.json")),
         "fenced": store.read_record(os.path.join(home, "fenced.json")),
-        "recorded": os.path.exists(os.path.join(home, "original.json")),
+        "recorded": recorded is not None,
+        "members": len((recorded or {}).get("before") or []) + 1 if recorded is not None else 0,
     }
 
 
@@ -173,10 +208,9 @@ def fence(request: dict[str, Any]) -> dict[str, Any]:
 
 def _running_already(record: dict[str, Any]) -> procfs.Process | None:
     """A living process with the original's command line and directory that nothing of the kind started."""
-    wanted = [procfs.raw(word) for word in record["argv"]]
+    wanted = record.get("shown") or record["argv"]
     processes = procfs.table()
-    alike = {pid for pid in processes if procfs.argv(pid) == wanted
-             and procfs.link("/proc/%d/cwd" % pid) == procfs.raw(record["cwd"])}  # fmt: skip
+    alike = {pid for pid in processes if shown_of(pid) == wanted and procfs.link("/proc/%d/cwd" % pid) == procfs.raw(record["cwd"])}
     tops = [pid for pid in alike if processes[pid].ppid not in alike]
     return processes[min(tops)] if tops else None
 
@@ -184,7 +218,9 @@ def _running_already(record: dict[str, Any]) -> procfs.Process | None:
 def start_original(request: dict[str, Any]) -> dict[str, Any]:
     """Starts the original server again: its arguments, directory, environment and log files, without any marker of
     ours. Does nothing when it runs. ``record`` comes from the guard, or is absent: then the redacted record on disk
-    must do, and a credential that it lacks is an error that names it."""
+    must do, and a credential that it lacks is an error that names it. ``member``: which process of a deployment, in the order of
+    their start; None is the last, where clients go, and the only one of a single server."""
+    member = request.get("member")
     folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
     with store.Lock(folder, request["lock_wait_s"]):
         record = request.get("record")
@@ -193,24 +229,27 @@ def start_original(request: dict[str, Any]) -> dict[str, Any]:
             pairs = procfs.environ(guard["pid"]) if guard else None
             if pairs is None:
                 raise Refused("guard_gone", "The guard's environment is gone, and with it the original server's.")
+            if member is not None:
+                record, pairs = record["before"][member], launch.member_variables(member, pairs)
             env = launch.without_markers(pairs)
         else:
             record = store.read_record(os.path.join(folder.study(study), "original.json"))
             if record is None:
                 raise Refused("no_original", "Study %s has recorded no original server on this box." % study)
+            record = record if member is None else record["before"][member]
             env = _environment_on_disk(record)
         control = record.get("control")
         known = supervised.main_process(control) if control else None
         if known is not None:
-            return {"pid": known[0], "start_time": known[1], "started": False, "log": None}
+            return {"pid": known[0], "start_time": known[1], "started": False, "log": None, "ports": record["ports"]}
         running = _running_already(record)
         if running is not None:
-            return {"pid": running.pid, "start_time": running.start_time, "started": False, "log": None}
+            return {"pid": running.pid, "start_time": running.start_time, "started": False, "log": None, "ports": record["ports"]}
         for port in record["ports"]:
             launch.refuse_taken(int(port))
         if control:
             pid, start_time = supervised.start(control)
-            return {"pid": pid, "start_time": start_time, "started": True, "log": None}
+            return {"pid": pid, "start_time": start_time, "started": True, "log": None, "ports": record["ports"]}
         if record.get("launch_id"):  # a server that an earlier study left running on purpose
             env[procfs.MARKER] = procfs.raw(record["launch_id"])
             env[procfs.ROOT_MARKER] = procfs.raw(folder.root)
@@ -222,7 +261,7 @@ def start_original(request: dict[str, Any]) -> dict[str, Any]:
         finally:
             for handle in set(handles):
                 os.close(handle)
-        return {"pid": begun["pid"], "start_time": begun["start_time"], "started": True, "log": kept}
+        return {"pid": begun["pid"], "start_time": begun["start_time"], "started": True, "log": kept, "ports": record["ports"]}
 
 
 def _environment_on_disk(record: dict[str, Any]) -> dict[bytes, bytes]:

@@ -33,7 +33,8 @@ def surroundings(pid: int) -> dict[str, Any]:
     return found
 
 
-def _prepare(surroundings: dict[str, Any], identity: dict[str, Any] | None) -> None:
+def prepare(surroundings: dict[str, Any], identity: dict[str, Any] | None) -> None:
+    """In the child, before it becomes the program: what ``surroundings`` found elsewhere is set here."""
     if surroundings.get("affinity"):
         usable = set(surroundings["affinity"]) & set(range(os.cpu_count() or 1))
         if usable:
@@ -186,7 +187,7 @@ def _be_server(
                 pass  # SIGKILL, SIGSTOP and the C library's own
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        _prepare(around, identity)
+        prepare(around, identity)
         where = "directory %s" % (cwd or "~")
         os.chdir(procfs.raw(cwd) if cwd else os.path.expanduser("~"))
         os.dup2(input_r, 0)

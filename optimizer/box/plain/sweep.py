@@ -198,40 +198,55 @@ def stop_original(request: dict[str, Any]) -> dict[str, Any]:
         if not held or (held["pid"], held["start_time"]) != (pid, start_time):
             raise Refused("not_secured", "Process %d is not stopped: no guard on the box holds what is needed to bring it back."
                           % pid)  # fmt: skip
-        ports = held["ports"]
+        parts = [held, *reversed(held.get("before") or [])]  # the entry first: nothing new comes in while the workers end
+        ports = [port for part in parts for port in part["ports"]]
         if request["boot_id"] != procfs.boot_id():
             return {"stopped": [], "remaining": []}
-        if not procfs.same(pid, start_time):
+        if not any(procfs.same(int(part["pid"]), int(part["start_time"])) for part in parts):
             _refuse_restarted(ports)  # an earlier attempt stopped it, and its supervisor may have started it again
             return {"stopped": [], "remaining": []}
-
-        def scan() -> dict[int, Process]:
-            processes = procfs.table()
-            main = processes.get(pid)
-            if main is None or main.start_time != start_time:
-                return {}
-            below = procfs.descendants([pid], processes) | {pid}
-            spared = procfs.ancestors(os.getpid(), processes)
-            return {one: processes[one] for one in below - spared}
-
-        # The main process first: an engine shuts its workers down itself, and in order.
-        everyone = scan()
-        if held.get("control"):
-            supervised.stop(held["control"], pid, start_time, float(request["term_s"]) + float(request["kill_s"]))
-        else:
-            send(pid, start_time, signal.SIGTERM)
-        end = time.monotonic() + float(request["term_s"])
-        while procfs.same(pid, start_time) and time.monotonic() < end:
-            everyone.update(scan())
-            time.sleep(_PAUSE_S)
-        known = list(everyone.values())
-        swept, remaining, _ = end_all(
-            lambda: {one.pid: one for one in known if procfs.same(one.pid, one.start_time)} if not procfs.same(pid, start_time)
-            else scan(), min(5.0, float(request["term_s"])), float(request["kill_s"]),
-        )  # fmt: skip
+        stopped: set[int] = set()
+        left: set[int] = set()
+        for part in parts:
+            swept, remaining = _stop_one(part, float(request["term_s"]), float(request["kill_s"]))
+            stopped.update(swept)
+            left.update(remaining)
         _settle_gpu(float(request["gpu_wait_s"]))
         _refuse_restarted(ports)
-        return {"stopped": sorted(set(everyone) | set(swept)), "remaining": remaining}
+        return {"stopped": sorted(stopped), "remaining": sorted(left)}
+
+
+def _stop_one(held: dict[str, Any], term_s: float, kill_s: float) -> tuple[set[int], list[int]]:
+    """Ends one recorded process with what descends from it: (everything that was seen, what remains)."""
+    pid, start_time = int(held["pid"]), int(held["start_time"])
+
+    def scan() -> dict[int, Process]:
+        processes = procfs.table()
+        main = processes.get(pid)
+        if main is None or main.start_time != start_time:
+            return {}
+        below = procfs.descendants([pid], processes) | {pid}
+        spared = procfs.ancestors(os.getpid(), processes)
+        return {one: processes[one] for one in below - spared}
+
+    # The main process first: an engine shuts its workers down itself, and in order.
+    everyone = scan()
+    if not everyone:
+        return set(), []
+    if held.get("control"):
+        supervised.stop(held["control"], pid, start_time, term_s + kill_s)
+    else:
+        send(pid, start_time, signal.SIGTERM)
+    end = time.monotonic() + term_s
+    while procfs.same(pid, start_time) and time.monotonic() < end:
+        everyone.update(scan())
+        time.sleep(_PAUSE_S)
+    known = list(everyone.values())
+    swept, remaining, _ = end_all(
+        lambda: {one.pid: one for one in known if procfs.same(one.pid, one.start_time)} if not procfs.same(pid, start_time) else scan(),
+        min(5.0, term_s), kill_s,
+    )  # fmt: skip
+    return set(everyone) | set(swept), remaining
 
 
 def _settle_gpu(wait_s: float) -> None:
