@@ -256,6 +256,8 @@ def _state(folder: Folder, identifier: str) -> dict[str, Any]:
         and started["pid"] in living
         and (living[started["pid"]].start_time == started["start_time"])
     )
+    if ended is None and started is not None and not alive:
+        ended = _end_of(claim, started)
     ended = ended or {}
     started = started or {}
     answer.update(
@@ -272,6 +274,15 @@ def _state(folder: Folder, identifier: str) -> dict[str, Any]:
         members=(store.read_record(os.path.join(claim, "members.json")) or {}).get("members") or [],
     )
     return answer
+
+
+def _end_of(claim: str, started: dict[str, Any]) -> dict[str, Any] | None:
+    """How a server ended that was alive a moment ago: its keeper is just writing it down."""
+    path, keeper = os.path.join(claim, "exit.json"), started.get("keeper")
+    end = time.monotonic() + 2.0
+    while keeper and not os.path.exists(path) and procfs.same(*keeper) and time.monotonic() < end:
+        time.sleep(0.01)
+    return store.read_record(path)
 
 
 def read_log(request: dict[str, Any]) -> dict[str, Any]:
