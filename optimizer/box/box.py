@@ -75,13 +75,6 @@ def _coordinator() -> dict[str, Any]:
     return found
 
 
-class LaunchedAs(NamedTuple):
-    """How a process was started that does not show it itself."""
-
-    argv: Sequence[str]
-    env: Mapping[str, str]
-
-
 class Box:
     """One host. ``epoch`` counts how often a study has secured it; ``secure`` sets it."""
 
@@ -173,10 +166,12 @@ class Box:
     async def listeners(self, port: int, launch_id: str | None = None) -> Listeners:
         return Listeners.model_validate(await self._call("listeners", 30, port=port, launch_id=launch_id))
 
-    async def learn_key(self, port: int) -> str | None:
-        """The API key of the server on ``port``, kept as ``api_key``: the user's (OPTIMIZE_API_KEY), else the server's own,
-        read on the box. None where it asks for none. Never print, log or store it."""
-        self.api_key = os.environ.get(KEY_VARIABLE) or (await self._call("server_key", 30, port=port))["key"]
+    async def learn_key(self, *ports: int) -> str | None:
+        """The API key of the server on the first of ``ports`` that has one, kept as ``api_key``: the user's (OPTIMIZE_API_KEY), else
+        the server's own, read on the box. None where it asks for none. Never print, log or store it."""
+        self.api_key = os.environ.get(KEY_VARIABLE)
+        for port in dict.fromkeys(ports):
+            self.api_key = self.api_key or (await self._call("server_key", 30, port=port))["key"]
         return self.api_key
 
     async def port_free(self, port: int) -> bool:
@@ -228,19 +223,16 @@ class Box:
 
     async def secure(
         self, study: str, original: ServerProcess | None = None, minutes: float = 15, *, epoch: int = 1,
-        poll_s: float = 0.5, listen_wait_s: float = 1200, before: Sequence[ServerProcess] = (), described: Mapping[int, LaunchedAs] | None = None,
+        poll_s: float = 0.5, listen_wait_s: float = 1200,
     ) -> GuardInfo:  # fmt: skip
-        """Arms the dead-man's switch, once per study and epoch, and records the original server on the box. Of a deployment it is the
-        process that clients talk to, and ``before`` are the others in the order of their start. ``described``: pid -> command line and
-        variables of a program that has overwritten its own."""
+        """Arms the dead-man's switch, once per study and epoch, and records the original server on the box, every process of it."""
 
         def told(one: ServerProcess) -> dict[str, Any]:
-            known = (described or {}).get(one.pid)
-            return {"pid": one.pid, "start_time": one.start_time, **({"argv": list(known.argv), "env": dict(known.env)} if known else {})}
+            return {"pid": one.pid, "start_time": one.start_time, **({"argv": list(one.argv), "env": one.env} if one.described else {})}
 
         result = await self._call(
             "secure", 60, study=study, epoch=epoch, minutes=minutes, poll_s=poll_s, listen_wait_s=listen_wait_s, ready_wait_s=20,
-            original={**told(original), "before": [told(one) for one in before]} if original else None,
+            original={**told(original), "before": [told(one) for one in original.before]} if original else None,
             program=base64.b64encode(shim_program()).decode("ascii"), bootstrap=BOOTSTRAP,
             guard=base64.b64encode(guard_program()).decode("ascii"),
         )  # fmt: skip

@@ -103,6 +103,14 @@ class ServerProcess(Frozen):
     supervisor: str | None
     control: str | None = None  # the command that stops it through its supervisor, where one is known
     launch_id: str | None
+    # Of a deployment this is the process that clients talk to, and these are the others in the order of their start.
+    before: tuple["ServerProcess", ...] = ()
+    described: bool = False  # it shows neither: argv and env are what the user says that it was started with
+
+    @property
+    def processes(self) -> tuple["ServerProcess", ...]:
+        """All of them in the order of their start; of a single server itself."""
+        return (*self.before, self)
 
 
 class FoundServers(Frozen):

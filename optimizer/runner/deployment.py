@@ -4,10 +4,17 @@ nothing on the box; what starts them is in ``engines.members``."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from optimizer.box.plain.look import engine_of as program_of
 from optimizer.box.plain.machine import part_of
+from optimizer.box.results import ServerProcess
+from optimizer.engines.base import Engine
+from optimizer.engines.environment import surroundings
+from optimizer.engines.registry import engine_of
 from optimizer.errors import EngineError
+from optimizer.evidence.deployment import described as said_of
+from optimizer.evidence.deployment import groups
 from optimizer.model.study import LaunchSpec, Member
 
 ORDER = {"prefill": 0, "decode": 1, "server": 2, "router": 3}  # of the start: whoever is asked is there before whoever asks
@@ -15,6 +22,93 @@ ROUTERS = frozenset(("sglang-router",))
 # The first of these that a router serves says whether it has workers; older ones know only the later paths.
 ROUTER_READY = ("/readiness", "/health_generate", "/health")
 TITLE = "sglang::router"  # what the router writes over its own command line
+
+
+def as_one(servers: Sequence[ServerProcess]) -> list[ServerProcess]:
+    """The servers of a box, the processes of a whole deployment as one: the router, with its workers before it. Those of a deployment
+    that could not be started again stay what they are, one by one."""
+    found: list[ServerProcess] = []
+    for group in groups([_row(server) for server in servers]):
+        members = [server for server in servers if any(server.pid == row["pid"] for row in group)]
+        try:
+            launch = launch_of([(server.argv, server.env, server.cwd) for server in members]) if len(members) > 1 else None
+        except EngineError:
+            launch = None
+        if launch is None:
+            found += members
+            continue
+        *before, entry = (next(one for one in members if one.argv == member.argv) for member in launch.members)
+        found.append(entry.model_copy(update={"before": tuple(before)}))
+    return sorted(found, key=lambda server: server.pid)
+
+
+def leading(server: ServerProcess) -> ServerProcess:
+    """The process whose settings are tuned first and whose log is read as the server's: the decode side, else the first worker."""
+    return next((one for one in server.before if _row(one)["role"] == "decode"), server.processes[0])
+
+
+def found_launch(server: ServerProcess, adapter: Engine) -> LaunchSpec:
+    """How what runs was started, with what a second start of its programs needs of their environments."""
+    rows = [(one.argv, {**surroundings(one.env), **adapter.environment_of_interest(one.env)}, one.cwd) for one in server.processes]
+    return launch_of(rows) if server.before else LaunchSpec(argv=rows[0][0], env=rows[0][1], cwd=rows[0][2])
+
+
+def running_as(launch: LaunchSpec, servers: Sequence[ServerProcess]) -> ServerProcess | None:
+    """What of a described deployment runs; None when nothing does. Raises EngineError for a part of it, or for a stranger on a port."""
+    matched: list[ServerProcess] = []
+    missing: list[str] = []
+    for member in launch.members:
+        holder = next((one for server in servers for one in server.processes if member.port in one.ports), None)
+        if holder is None:
+            missing.append(f"{member.name} (port {member.port})")
+            continue
+        titled = list(holder.argv[:1]) == [TITLE]
+        if not titled and holder.argv[1:] != member.argv[1:] and holder.control is None:
+            raise EngineError(
+                f"Port {member.port}, where the description has {member.name}, is held by another server (process {holder.pid}): {' '.join(holder.argv)[:300]}",
+                hint="Describe what runs there, or stop it first.",
+            )
+        matched.append(holder.model_copy(update={"before": (), **({"argv": member.argv, "env": member.env, "described": True} if titled else {})}))
+    if matched and missing:
+        raise EngineError(
+            f"Only a part of the described deployment runs; {', '.join(missing)} is not there.",
+            hint="Start it again, or stop the rest: half a deployment is not measured.",
+        )
+    return matched[-1].model_copy(update={"before": tuple(matched[:-1])}) if matched else None
+
+
+def why_not_whole(servers: Sequence[ServerProcess]) -> str:
+    """What keeps processes that belong together from being tuned as one; empty when none belong together."""
+    said = []
+    hidden = next((server for server in servers if list(server.argv[:1]) == [TITLE]), None)
+    for group in groups([_row(server) for server in servers if server is not hidden]):
+        members = [server for server in servers if any(server.pid == row["pid"] for row in group)]
+        if len(members) < 2:
+            continue
+        if hidden is not None:
+            said.append(
+                f"{', '.join(said_of(group))} are the workers of the router (process {hidden.pid}), which has overwritten its own command line: nobody could "
+                "start it again as it was. Describe the deployment in a file: --launch deployment.toml (docs/deployments.md). "
+            )
+            continue
+        try:
+            launch_of([(server.argv, server.env, server.cwd) for server in members])
+        except EngineError as error:
+            said.append(f"{', '.join(said_of(group))} serve one address together, and are not launched as one: {error.message} {error.hint} ")
+    return "".join(said)
+
+
+def _row(server: ServerProcess) -> dict[str, Any]:
+    row = {"pid": server.pid, "engine": server.engine, **part_of(list(server.argv), server.engine or "")}
+    if list(server.argv[:1]) == [TITLE]:
+        row["port"] = server.ports[0] if server.ports else None
+    return row
+
+
+def engine_behind(server: ServerProcess) -> Engine | None:
+    """The adapter of a server, or of the leading worker of a deployment."""
+    one = leading(server) if server.before else server
+    return engine_of(one.argv, one.env)
 
 
 def described(argv: Sequence[str]) -> tuple[str, str, int]:

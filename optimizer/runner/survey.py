@@ -11,15 +11,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from optimizer.box.box import Box
-from optimizer.box.plain.machine import part_of
 from optimizer.box.results import FoundServers, Hello, ServerProcess
 from optimizer.engines.base import Engine
-from optimizer.engines.environment import surroundings
 from optimizer.engines.registry import engine, engine_of, engines
 from optimizer.errors import BoxError, EngineError
 from optimizer.evidence.bundle import bundle_from_files
 from optimizer.evidence.collect import COMMAND_BYTES, COMMAND_TIMEOUT_S, GLANCE_S, WATCH_S, box_commands
-from optimizer.evidence.deployment import described, groups
 from optimizer.evidence.nvidia_smi import without_identity
 from optimizer.model.flags import FlagTable
 from optimizer.model.outcome import Done, Failed
@@ -27,6 +24,7 @@ from optimizer.model.study import LaunchSpec, StudySpec
 from optimizer.runner.base import Effect
 from optimizer.runner.collecting import endpoint_files, read_log_files
 from optimizer.runner.context import BoxContext
+from optimizer.runner.deployment import as_one, engine_behind, found_launch, leading, running_as, why_not_whole
 from optimizer.runner.hosts import EXAMPLE
 
 MIN_DISK_BYTES = 200 << 20
@@ -55,11 +53,13 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
     async with _together() as group:
         asked = group.create_task(_flags(box, adapter, launch))
         told = group.create_task(_version(box, adapter, launch))
-        looked = group.create_task(_look(box, hello, original, simulated=spec.host.kind == "sim"))
-        logs = group.create_task(read_log_files(box, original.logs, original) if original is not None else _nothing())
+        worker = leading(original) if original is not None and original.before else original
+        looked = group.create_task(_look(box, hello, worker, simulated=spec.host.kind == "sim"))
+        logs = group.create_task(read_log_files(box, worker.logs, worker) if worker is not None else _nothing())
     flags, help_text = asked.result()
     version = told.result()
     identity = adapter.identity(launch.argv, flags)
+    entry_port = port_of(adapter, launch)
     files: dict[str, bytes] = {"help.txt": help_text} if help_text else {}
     files |= looked.result()
     gpus = [row.split(",") for row in files.pop("gpus.txt", b"").decode("utf-8", "replace").splitlines() if row.strip()]
@@ -68,7 +68,7 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
     if original is None:
         await _refuse_foreign_load(box, spec, gpus, given, launch)
     if original is not None:
-        await box.learn_key(identity.port)
+        await box.learn_key(entry_port, identity.port)
     async with _together() as group:
         config = group.create_task(_model_config(box, identity.model, launch))
         served = group.create_task(endpoint_files(box, adapter, identity.port) if original is not None else _nothing())
@@ -80,7 +80,7 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
         original=original,
         model_path=identity.model,
         served_model=identity.served_name or identity.model,
-        original_port=identity.port,
+        original_port=entry_port,
         boot_id=hello.boot_id,
         hostname=hello.hostname,
         gpu=gpu_names[0] if gpu_names else None,
@@ -128,7 +128,7 @@ async def servers_to_tune(box: Box, spec: StudySpec) -> tuple[tuple[ServerProces
     """The servers that this study may be about, and everything that was found beside them."""
     found = await box.find_servers(spec.port, same_home=spec.host.kind == "sim")
     held_by = await _studies_at_work(box, spec, found.servers)
-    running = [server for server in found.servers if _study_of(server) not in held_by and _adapter_of(server, spec) is not None]
+    running = [server for server in as_one([one for one in found.servers if _study_of(one) not in held_by]) if _adapter_of(server, spec) is not None]
     if spec.port is not None:
         running = [server for server in running if spec.port in server.ports]
     return tuple(running), found
@@ -137,6 +137,11 @@ async def servers_to_tune(box: Box, spec: StudySpec) -> tuple[tuple[ServerProces
 async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, ServerProcess | None]:
     """Which server this study is about: the described launch if there is one, else the one that runs."""
     running, found = await servers_to_tune(box, spec)
+    if spec.launch is not None and spec.launch.members:
+        adapter = engine_of(spec.launch.argv, spec.launch.env)
+        assert adapter is not None  # a deployment is described by command lines that are known
+        held_by = await _studies_at_work(box, spec, found.servers)
+        return adapter, spec.launch, running_as(spec.launch, [one for one in found.servers if _study_of(one) not in held_by])
     if spec.launch is not None:
         adapter = engine(spec.engine) if spec.engine else engine_of(spec.launch.argv, spec.launch.env)
         if adapter is None:
@@ -158,8 +163,17 @@ async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, Se
         raise Unfit(f"No inference server runs on {box.name} and none is described.{hidden}", hint=EXAMPLE.format(host=box.name))
     if len(running) > 1:
         listed = "\n".join(f"  port {', '.join(map(str, server.ports))}: {' '.join(server.argv)[:160]}" for server in running)
-        raise Unfit(f"Several servers run on {box.name}:\n{listed}", hint=f"{_together_said(found.servers)}Say which one with --port.")
+        raise Unfit(f"Several servers run on {box.name}:\n{listed}", hint=f"{why_not_whole(found.servers)}Say which one with --port.")
     server = running[0]
+    for one in server.processes:
+        _refuse_out_of_reach(box, spec, one)
+    adapter = _adapter_of(server, spec)
+    assert adapter is not None
+    # --help of the same build, and launch.sh, must find what the server finds.
+    return adapter, found_launch(server, adapter), server
+
+
+def _refuse_out_of_reach(box: Box, spec: StudySpec, server: ServerProcess) -> None:
     if not server.env_readable:
         raise Unfit(f"The server on {box.name} (process {server.pid}) belongs to another user, so it cannot be relaunched as it was.",
                     hint="Run the tool as the user that runs the server, or describe the launch with --launch.")  # fmt: skip
@@ -169,18 +183,6 @@ async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, Se
             hint="Enter the container (--inside 'docker exec -i NAME', where the server is not its main process), or describe with --launch how the "
             "same engine starts on the host; the container is then stopped and started again through its own tool.",
         )
-    adapter = _adapter_of(server, spec)
-    assert adapter is not None
-    # --help of the same build, and launch.sh, must find what the server finds.
-    env = {**surroundings(server.env), **adapter.environment_of_interest(server.env)}
-    return adapter, LaunchSpec(argv=server.argv, env=env, cwd=server.cwd), server
-
-
-def _together_said(servers: Sequence[ServerProcess]) -> str:
-    """That some of them are one deployment: tuning one leaves the others as they are."""
-    rows = [{"pid": server.pid, "engine": server.engine, **part_of(list(server.argv), server.engine or "")} for server in servers]
-    parts = [", ".join(described(group)) for group in groups(rows) if len(group) > 1]
-    return f"{'; '.join(parts)} serve one address together: the study tunes one of them and leaves the others as they are. " if parts else ""
 
 
 async def _studies_at_work(box: Box, spec: StudySpec, servers: Iterable[ServerProcess]) -> set[str]:
@@ -197,13 +199,13 @@ def _study_of(server: ServerProcess) -> str:
 
 
 def _adapter_of(server: ServerProcess, spec: StudySpec) -> Engine | None:
-    adapter = engine_of(server.argv, server.env)
+    adapter = engine_behind(server)
     return None if adapter is None or (spec.engine and adapter.name != spec.engine) else adapter
 
 
 def port_of(adapter: Engine, launch: LaunchSpec) -> int:
-    """The port that a launch command names, or its engine's own."""
-    return adapter.identity(launch.argv, FlagTable(known=False)).port
+    """The port that a launch command names, or its engine's own; of a deployment that of its router."""
+    return launch.members[-1].port if launch.members else adapter.identity(launch.argv, FlagTable(known=False)).port
 
 
 def _same_command(server: ServerProcess, launch: LaunchSpec) -> bool:

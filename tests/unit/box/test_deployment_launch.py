@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.box.box import Box, LaunchedAs, MemberLaunch
+from optimizer.box.box import Box, MemberLaunch
 from optimizer.box.results import LaunchState, PortTaken, ServerProcess
 
 from .conftest import alive, until
@@ -240,7 +240,7 @@ async def restored_as_it_was(theirs: Theirs) -> None:
 async def test_their_deployment_is_stopped_and_comes_back_as_one(box: Box, home: Path, theirs: Theirs, members: Callable[..., list[MemberLaunch]]) -> None:
     *workers, entry = await theirs.found(box)
     assert workers[1].env["HF_TOKEN"] == "«secret»" and workers[1].argv[-1] == "«secret:0»"
-    guard = await box.secure("s1", entry, before=workers, minutes=6 / 60, **QUICK)
+    guard = await box.secure("s1", entry.model_copy(update={"before": tuple(workers)}), minutes=6 / 60, **QUICK)
     assert guard.original is not None and [one.pid for one in guard.original.before] == [one.pid for one in workers]
     await box.heartbeat("s1", 1)
     stopped = await box.stop_original("s1", entry, term_s=5)
@@ -273,7 +273,7 @@ async def test_without_a_guard_it_comes_back_by_the_record(
     monkeypatch.setitem(globals(), "TOKEN", "")
     theirs = Theirs(lambda role, *_, **given: argv(role, **given), ports, tmp_path, spawn)
     *workers, entry = await theirs.found(box)
-    guard = await box.secure("s1", entry, before=workers, minutes=10, **QUICK)
+    guard = await box.secure("s1", entry.model_copy(update={"before": tuple(workers)}), minutes=10, **QUICK)
     await box.stop_original("s1", entry, term_s=5)
     os.kill(guard.pid, signal.SIGKILL)
     await until(lambda: not alive(guard.pid))
@@ -293,8 +293,8 @@ async def test_a_router_that_hides_its_command_line_comes_back_as_described(
     theirs.wait("router", 2)
     entry = next(one for one in (await box.find_servers(ports[2])).servers if one.pid == titled.pid)
     assert entry.engine == "sglang-router"
-    described = LaunchedAs(argv=argv("router"), env={"ROLE": "as described", "SPAWNED_IN": str(tmp_path)})
-    await box.secure("s1", entry, before=workers, minutes=10, described={entry.pid: described}, **QUICK)
+    known = {"described": True, "argv": tuple(argv("router")), "env": {"ROLE": "as described", "SPAWNED_IN": str(tmp_path)}}
+    await box.secure("s1", entry.model_copy(update={**known, "before": tuple(workers)}), minutes=10, **QUICK)
     await box.stop_original("s1", entry, term_s=5)
     assert (await box.restore_original("s1", 30)).by_guard
     again = theirs.reports("router")[-1]
