@@ -27,7 +27,7 @@ from optimizer.model.outcome import Done, Failed
 from optimizer.model.step import ORIGINAL, Check, Level
 from optimizer.model.study import StudySpec
 from optimizer.runner.base import Effect
-from optimizer.runner.context import Session
+from optimizer.runner.context import Served, Session
 from optimizer.runner.measure import SETTLE_S, offer_load
 from optimizer.runner.survey import launch_json
 
@@ -50,14 +50,11 @@ class Bench:
     session: Session
     adapter: Engine
     step: Check
-    port: int
-    model: str
-    argv: Sequence[str]
-    env: Mapping[str, str | None]
+    served: Served
     progress: Callable[[str], None]
 
     async def load(self, level: Level, index: int, name: str = "load") -> LoadPoint:
-        point, _ = await offer_load(self.box, self.spec, self.step, level, index, port=self.port, model=self.model, report=self.progress, job_name=name)
+        point, _ = await offer_load(self.box, self.spec, self.step, level, index, port=self.served.port, model=self.served.model, report=self.progress, job_name=name)
         return point
 
     async def loads(self) -> list[LoadPoint]:
@@ -70,10 +67,13 @@ class Bench:
         return points
 
     async def pids(self) -> list[int]:
-        """Processes of the server; its descendants are found on the box."""
+        """Processes of the server, of a deployment its leading worker first; their descendants are found on the box."""
+        name = self.served.leading.name
         if self.step.launch == ORIGINAL:
-            original = self.session.known.original
-            return [original.pid] if original is not None else []
+            process = self.session.known.process_of(name)
+            return [process.pid] if process is not None else []
+        if name is not None:
+            return [one.pid for one in (await self.box.state(self.spec.study, self.step.launch)).members if one.name == name and one.pid is not None]
         state = await self.box.state(self.spec.study, self.step.launch)
         return [state.pid, *(pid for pid in state.pids if pid != state.pid)] if state.pid is not None else list(state.pids)
 
@@ -272,7 +272,7 @@ async def _read_proc(bench: Bench) -> Seen:
 
 async def _flush_cache(bench: Bench) -> Seen:
     """Whether a prompt that was just sent starts faster: cold, then warm, on an empty cache if the engine can empty it."""
-    host, here = await bench.box.forward(bench.port)
+    host, here = await bench.box.forward(bench.served.port)
     made = prompts(bench.spec.workload, bench.spec.seed, salt_of(bench.spec.study, bench.step.run_index, "cache"), WARM_ROUNDS)
     cold: list[float] = []
     warm: list[float] = []
@@ -285,7 +285,7 @@ async def _flush_cache(bench: Bench) -> Seen:
         way = statistics.median([(await endpoint.get_text("/v1/models")).duration_s for _ in range(WARM_ROUNDS)])
         for prompt in made:
             for times in (cold, warm):
-                answer = await endpoint.generate(bench.model, prompt, 1, 120)
+                answer = await endpoint.generate(bench.served.model, prompt, 1, 120)
                 if not answer.ok:
                     return _nothing(bench.step, ["probe.speed_ratio"], f"a single request failed ({answer.error or answer.status})")
                 times.append(max(answer.duration_s - way, 1e-4) * bench.spec.time_scale)
@@ -298,7 +298,7 @@ async def _flush_cache(bench: Bench) -> Seen:
 
 async def _nccl_log(bench: Bench) -> Seen:
     """What NCCL wrote of its transports into the file that it was given."""
-    path = str(bench.env.get("NCCL_DEBUG_FILE") or "")
+    path = str(bench.served.leading.env.get("NCCL_DEBUG_FILE") or "")
     names = ["nccl.transport", "nccl.channels"]
     if not path.startswith("/") or "%" in path:
         return _nothing(bench.step, names, f"NCCL_DEBUG_FILE={path or 'is not set'} names no single file")
@@ -306,8 +306,8 @@ async def _nccl_log(bench: Bench) -> Seen:
         data = (await bench.box.read_file(path, offset=-NCCL_LOG_BYTES, max_bytes=NCCL_LOG_BYTES)).data
     except ShimRefused as refused:
         return _nothing(bench.step, names, refused.message)
-    given = {name: value for name, value in bench.env.items() if value is not None}
-    launch = launch_json(bench.session.known, bench.step.launch, bench.argv, given, ready=True, start_s=None)
+    given = {name: value for name, value in bench.served.leading.env.items() if value is not None}
+    launch = launch_json(bench.session.known, bench.step.launch, bench.served.leading.argv, given, ready=True, start_s=None)
     found = bundle_from_files({"launch.json": launch, "server.log": data}).evidence
     facts = tuple(fact.model_copy(update={"source": path}) for fact in found.facts if fact.name.startswith("nccl.") and fact.source == "server.log")
     if not facts:

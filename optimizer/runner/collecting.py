@@ -32,13 +32,14 @@ async def read_log_files(box: Box, paths: Iterable[str], written_by: ServerProce
     return {"server.log": b"".join(parts)} if parts else {}
 
 
-async def launch_log(box: Box, study: str, key: str) -> bytes:
-    """The log of one of our launches: all of it, or its end when it is longer than the cap. What lies before is not sent."""
-    data, offset = await box.read_log(study, key, -LOG_BYTES)
+async def launch_log(box: Box, study: str, key: str, member: str | None = None) -> bytes:
+    """The log of one of our launches, or of one member of it: all of it, or its end when it is longer than the cap. What lies before
+    is not sent."""
+    data, offset = await box.read_log(study, key, -LOG_BYTES, member=member)
     chunks = [data]
     total = len(data)
     while data and total < 2 * LOG_BYTES:  # a server that writes faster than we read is not followed for ever
-        data, offset = await box.read_log(study, key, offset)
+        data, offset = await box.read_log(study, key, offset, member=member)
         chunks.append(data)
         total += len(data)
     return b"".join(chunks)[-LOG_BYTES:]

@@ -9,8 +9,32 @@ from typing import Any
 from optimizer.box.results import ServerProcess
 from optimizer.model.base import Frozen, Value
 from optimizer.model.flags import FlagTable
+from optimizer.model.settings import Settings
 from optimizer.model.step import Launch
 from optimizer.model.study import LaunchSpec
+
+
+class Worker(Frozen):
+    """One engine process of what is measured: a single server, or one worker of a deployment."""
+
+    name: str | None  # of the member; None for a single server
+    role: str
+    port: int
+    argv: tuple[str, ...]
+    env: dict[str, str | None]
+    settings: Settings = Settings()  # of the launch, those that are its own
+
+
+class Served(Frozen):
+    """What a launch serves: where clients go and under which name, and the workers behind it, the leading one first."""
+
+    port: int
+    model: str
+    workers: tuple[Worker, ...]
+
+    @property
+    def leading(self) -> Worker:
+        return self.workers[0]
 
 
 class BoxContext(Frozen):
@@ -34,6 +58,13 @@ class BoxContext(Frozen):
     model_config_json: dict[str, Any] | None = None
     facts: dict[str, Value] = {}  # what ``{box: ...}`` operands see
 
+    def process_of(self, worker: str | None) -> ServerProcess | None:
+        """The process of the original that is this member of the deployment; of a single server the original itself."""
+        if self.original is None or worker is None:
+            return self.original
+        names = [member.name for member in self.launch.members]
+        return self.original.processes[names.index(worker)]
+
 
 class Session:
     """The executor's memory of one study: the context, the flag table, and every launch that was ordered."""
@@ -44,6 +75,7 @@ class Session:
         self.launches: dict[str, Launch] = {}
         self.shared_files: dict[str, bytes] = {}  # help.txt, topo.txt, nvidia-smi-q.txt, config.json: the same for every launch
         self.ready_s: dict[str, float] = {}
+        self.fallbacks: dict[str, frozenset[str]] = {}  # member of a deployment -> what it fell back for where it was first measured
         self.pools: dict[str, float] = {}  # tokens of the largest KV pool that each setting was seen with, by its digest
 
     @property

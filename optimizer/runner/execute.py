@@ -4,6 +4,7 @@ it raises only for defects and for what a person must settle."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -11,11 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from optimizer.box.box import Box
-from optimizer.box.results import GuardFired, PortTaken, ShimRefused
+from optimizer.box.box import Box, MemberLaunch
+from optimizer.box.results import GuardFired, PortTaken, ServerProcess, ShimRefused
 from optimizer.core.ledger import STARTUP_FACTS
 from optimizer.endpoint.client import Endpoint
-from optimizer.engines.base import Command, Engine
+from optimizer.engines.base import Command, Engine, Mismatch
+from optimizer.engines.members import MemberCommand, commands
 from optimizer.engines.registry import engine
 from optimizer.errors import BoxError, EngineError, LinkLost, NeedsOperator, OptimizerError
 from optimizer.evidence.bundle import bundle_from_files
@@ -46,12 +48,15 @@ from optimizer.runner.base import Effect
 from optimizer.runner.calibrating import calibrate
 from optimizer.runner.checking import Bench, check
 from optimizer.runner.collecting import launch_log
-from optimizer.runner.context import Session
-from optimizer.runner.measure import measure, pool_against_before
+from optimizer.runner.context import Served, Session, Worker
+from optimizer.runner.deployment import ROUTER_READY
+from optimizer.runner.measure import measure, members_before, pool_against_before
 from optimizer.runner.survey import launch_json, survey
 
 # A start whose log stands still for this long is a hang; weights of hundreds of GiB load in silence for minutes.
 SILENT_START_S = 900.0
+HURRY_S = 10.0  # how long somebody is kept waiting who has pressed Ctrl-C twice
+GENERATION_S = 120.0  # the first request through a router may compile kernels on both sides
 PROGRESS = Callable[[str], None]
 _REDACTED = re.compile(r"«redacted:[0-9a-f]{8}»")
 
@@ -67,6 +72,7 @@ class LiveExecutor:
         self.progress = progress or (lambda text: None)
         self.guard_lost: Callable[[str], None] = lambda why: None
         self._heart: asyncio.Task[None] | None = None
+        self._hurried = False
         self._rejoin_epoch: int | None = None  # a box that a dead predecessor secured, not yet ours again
 
     # ---- a resumed process learns what its predecessor knew -------------------------------------------------------
@@ -91,7 +97,9 @@ class LiveExecutor:
                     self.session.ready_s[str(body.get("launch"))] = float(body.get("ready_s", 0.0))
                 elif entry.body["step"] == "measure" and measured is not None:
                     known = self.session.launches.get(measured.launch)
-                    pool_against_before(self.session, known.settings if known else Settings(), Evidence.model_validate(body.get("evidence", {})))
+                    evidence = Evidence.model_validate(body.get("evidence", {}))
+                    pool_against_before(self.session, known.settings if known else Settings(), evidence)
+                    members_before(self.session, evidence)
 
     @property
     def adapter(self) -> Engine:
@@ -110,6 +118,36 @@ class LiveExecutor:
         if self._heart is not None:
             self._heart.cancel()
         await self.box.close()
+
+    async def hurry(self) -> None:
+        """Somebody will not wait for the box to be closed in order: the guard there is told to take our launches down and to bring the
+        original back, which it does without us. Returns when it has, or when no guard is there; raises NeedsOperator when it is still
+        at work after ``HURRY_S``."""
+        name, study = self.spec.host.name, self.spec.study
+        self._hurried = True
+        if self._heart is not None:
+            self._heart.cancel()
+        order = asyncio.ensure_future(self._order_restore())
+        try:
+            if not await asyncio.shield(order):
+                return
+            await self.box.guard_ended(study, HURRY_S)
+        except (BoxError, NeedsOperator, asyncio.CancelledError) as error:
+            told = False
+            with contextlib.suppress(BoxError):
+                told = await order  # whoever does not wait for the guard still waits until it is told
+            when = "at once" if told else f"within {self.spec.guard_minutes:g} minutes"
+            raise NeedsOperator(
+                f"Nobody waits for {name} any more: the guard there takes our server down and brings the original back by itself, {when}.",
+                hint=f"`optimize stop {study}` waits until it has, and closes the study.",
+            ) from error
+
+    async def _order_restore(self) -> bool:
+        """Tells the guard to restore; False when there is none."""
+        if (await self.box.guard_status(self.spec.study)).guard is None:
+            return False
+        await self.box.fire(self.spec.study)
+        return True
 
     async def _timed(self, step: Step, work: Callable[[Step], Any]) -> Effect:
         began = time.monotonic()
@@ -237,7 +275,7 @@ class LiveExecutor:
         status = await self.box.guard_status(study)
         epoch = (status.fenced_epoch or 0) + 1
         try:
-            guard = await self.box.secure(study, self.session.known.original, step.minutes, epoch=epoch)
+            guard = await self.box.secure(study, with_described_secrets(self.session.known.original), step.minutes, epoch=epoch)
         except ShimRefused:
             # Nothing was changed, so nothing may stay: a box without a guard is not held either.
             await self.box.sweep(study, keep_guard=False)
@@ -249,7 +287,7 @@ class LiveExecutor:
 
     def _heartbeat(self) -> None:
         """The guard hears from us beside whatever step is running; losing it is the guard's business, not the journal's."""
-        if self._heart is None or self._heart.done():
+        if not self._hurried and (self._heart is None or self._heart.done()):
             self._heart = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:
@@ -267,9 +305,17 @@ class LiveExecutor:
     async def _calibrate(self, step: Calibrate) -> Effect:
         return await calibrate(self.box, f"{self.spec.study}:{step.key}-null", chunks_per_s=step.tokens_per_s, concurrency=step.concurrency)
 
-    def command_of(self, step: Launch) -> Command:
-        """The command line and environment changes of a launch. Pure."""
+    def commands_of(self, step: Launch) -> tuple[MemberCommand, ...]:
+        """Those of every member of a deployment; none for a single server. Pure."""
         context = self.session.known
+        return commands(self.adapter, context.launch, step.settings, port=self._port(step), served_name=step.served_name, flags=self.session.flags)
+
+    def command_of(self, step: Launch) -> Command:
+        """The command line and environment changes of a launch, of a deployment those of its leading worker. Pure."""
+        context = self.session.known
+        for one in self.commands_of(step):
+            if one.member.name == context.launch.leading:
+                return Command(argv=one.argv, env=one.env)
         return self.adapter.command(
             context.launch.argv,
             context.launch.env,
@@ -285,18 +331,35 @@ class LiveExecutor:
         context, study = self.session.known, self.spec.study
         command = self.command_of(step)
         argv, env = with_secrets(command.argv, {**context.launch.env, **command.env}, os.environ)
-        port = self._port(step)
+        port, members = self._port(step), self.commands_of(step)
         try:
-            launched = await self.box.launch(study, step.key, argv, env, context.launch.cwd, port, base="guard",
-                                             keep_log=step.purpose == "final")  # fmt: skip
+            if members:
+                launched = await self.box.launch_deployment(study, step.key, self._members(members), keep_log=step.purpose == "final")
+            else:
+                launched = await self.box.launch(study, step.key, argv, env, context.launch.cwd, port, base="guard",
+                                                 keep_log=step.purpose == "final")  # fmt: skip
         except PortTaken as taken:
             return Effect(Failed(cause="port_busy", message=taken.message, retryable=True, body={"spawned": False}))
         except ShimRefused as refused:
             cause: Cause = "disk_full" if refused.kind == "disk_full" else "refused_by_box"
             return Effect(Failed(cause=cause, message=str(refused), body={"spawned": False}))
-        body = {"pid": launched.pid, "start_time": launched.start_time, "log": launched.log, "port": port, "argv": list(command.argv),
+        body: dict[str, Any] = {"pid": launched.pid, "start_time": launched.start_time, "log": launched.log, "port": port, "argv": list(command.argv),
                 "env": command.env}  # fmt: skip
+        if members:
+            body["members"] = [{"name": one.member.name, "port": one.port, "argv": list(one.argv), "env": one.env} for one in members]
         return Effect(Done(body=body))
+
+    def _members(self, members: Sequence[MemberCommand]) -> list[MemberLaunch]:
+        """As the box starts them: each from the environment of the process of the original that has the same part."""
+        original, found = self.session.known.original, []
+        for number, one in enumerate(members):
+            argv, env = with_secrets(one.argv, {**one.member.env, **one.env}, os.environ)
+            base = f"guard:{number}" if original is not None and number < len(original.before) else "guard"
+            ready = self.adapter.ready(one.port)
+            paths = ROUTER_READY if one.member.role == "router" else (ready.probe.path,)
+            found.append(MemberLaunch(name=one.member.name, role=one.member.role, port=one.port, argv=argv, env=env, cwd=one.member.cwd, base=base,
+                                      paths=paths, timeout_s=ready.timeout_s))  # fmt: skip
+        return found
 
     def _port(self, step: Launch) -> int:
         return self.session.known.original_port if step.served_name is None else step.port
@@ -319,8 +382,10 @@ class LiveExecutor:
                 if data:
                     last_growth = now
                     self.progress(_last_line(data))
-                answer = await endpoint.get_text(ready.probe.path, timeout_s=ready.timeout_s)
-                if answer.status in ready.probe.ok:
+                if self.session.known.launch.members:  # the box asks each of them
+                    if len(state.members) == len(self.session.known.launch.members) and all(one.ready_s is not None for one in state.members):
+                        break
+                elif (await endpoint.get_text(ready.probe.path, timeout_s=ready.timeout_s)).status in ready.probe.ok:
                     break
                 if (now - began) * scale > step.deadline_s or now - last_growth > SILENT_START_S:
                     log = await launch_log(self.box, study, step.launch)
@@ -330,22 +395,29 @@ class LiveExecutor:
                 await asyncio.sleep(pause_s)
             ready_s = round((time.monotonic() - began) * scale, 1)
         # Health is answered to anybody; what proves who answers may ask for the key of this launch.
-        async with Endpoint(ready.base_url, api_key=await self.box.learn_key(port)) as endpoint:
-            return await self._prove(step, launch, endpoint, port, ready_s)
+        served = self._served(step.launch)
+        async with Endpoint(ready.base_url, api_key=await self.box.learn_key(port, served.leading.port)) as endpoint:
+            return await self._prove(step, launch, endpoint, served, ready_s)
 
-    async def _prove(self, step: AwaitReady, launch: Launch, endpoint: Endpoint, port: int, ready_s: float) -> Effect:
-        """Identity: one listener and it is ours, the served name, the settings read back."""
-        listeners = await self.box.listeners(port, f"{self.spec.study}:{step.launch}")
-        if not listeners.only_ours:
-            who = ", ".join(f"{one.address} (processes {list(one.pids)})" for one in listeners.listeners) or "nobody"
-            return Effect(Failed(cause="wrong_server", message=f"Port {port} is not held by our launch alone: {who}.", retryable=True))
+    async def _prove(self, step: AwaitReady, launch: Launch, endpoint: Endpoint, served: Served, ready_s: float) -> Effect:
+        """Identity: one listener on each port and it is ours, the served name, the settings that every worker reads back."""
+        port = served.port
+        for taken in dict.fromkeys((port, *(worker.port for worker in served.workers))):
+            listeners = await self.box.listeners(taken, f"{self.spec.study}:{step.launch}")
+            if not listeners.only_ours:
+                who = ", ".join(f"{one.address} (processes {list(one.pids)})" for one in listeners.listeners) or "nobody"
+                return Effect(Failed(cause="wrong_server", message=f"Port {taken} is not held by our launch alone: {who}.", retryable=True))
         name = launch.served_name or self.session.known.served_model
         names = list(await endpoint.served_models() or ())
         if name not in names:
             return Effect(Failed(cause="wrong_server", message=f"The server on port {port} serves {names}, not {name!r}.", retryable=True))
-        log = await launch_log(self.box, self.spec.study, step.launch)
-        effective = await self._effective(endpoint, log)
-        mismatches = self.adapter.check_readback(launch.settings.values, effective)
+        if served.leading.name is not None:  # workers that cannot reach one another are healthy each by itself
+            answer = await endpoint.generate(name or "", "Hello", 2, GENERATION_S)
+            if not answer.ok:
+                why = f"Every member is ready, and a request through the router on port {port} failed: {answer.error or f'status {answer.status}'}."
+                return Effect(Failed(cause="unresponsive", message=why), {"server.log": await launch_log(self.box, self.spec.study, step.launch)})
+        log = await launch_log(self.box, self.spec.study, step.launch, served.leading.name)
+        mismatches = [item for worker in served.workers for item in await self._obeyed(step.launch, worker)]
         body: dict[str, Any] = {"launch": step.launch, "ready_s": ready_s, "names": names,
                                 "mismatches": [item.plain() for item in mismatches]}  # fmt: skip
         self.session.ready_s[step.launch] = ready_s
@@ -358,6 +430,15 @@ class LiveExecutor:
             body["startup"] = Evidence(facts=tuple(fact for fact in found.facts if fact.name in STARTUP_FACTS or fact.name == "startup.fallback")).plain()
         return Effect(Done(body=body))
 
+    async def _obeyed(self, key: str, worker: Worker) -> list[Mismatch]:
+        """What this worker makes of the settings that are its own, where that is not what was asked."""
+        log = await launch_log(self.box, self.spec.study, key, worker.name)
+        host, here = await self.box.forward(worker.port)
+        async with Endpoint(self.adapter.ready(here, host).base_url, api_key=self.box.api_key) as endpoint:
+            found = self.adapter.check_readback(worker.settings.values, await self._effective(endpoint, log))
+        where = f"{worker.name}: " if worker.name else ""
+        return [item.model_copy(update={"where": where + item.where}) for item in found]
+
     async def _effective(self, endpoint: Endpoint, log: bytes) -> Mapping[str, Any]:
         info: Any = None
         for path in self.adapter.server_info_paths:
@@ -367,25 +448,35 @@ class LiveExecutor:
                 break
         return self.adapter.readback(info if isinstance(info, dict) else None, None, log.decode("utf-8", "replace"))
 
-    def _served(self, launch_key: str) -> tuple[int, str, Sequence[str], Mapping[str, str | None]]:
-        """Port, model name, command line and environment of the server that was found, or of a launch of ours."""
+    def _served(self, launch_key: str) -> Served:
+        """The server that was found, or a launch of ours."""
         context = self.session.known
         if launch_key == ORIGINAL:
-            return context.original_port, context.served_model or "", context.launch.argv, context.launch.env
-        launch = self.session.launches[launch_key]
-        command = self.command_of(launch)
-        return self._port(launch), launch.served_name or context.served_model or "", command.argv, {**context.launch.env, **command.env}
+            launch, name = Launch(key=ORIGINAL, settings=Settings(), purpose="baseline", port=0, served_name=None), context.served_model
+        else:
+            launch = self.session.launches[launch_key]
+            name = launch.served_name or context.served_model
+        port, members = self._port(launch), self.commands_of(launch)
+        if not members:
+            command = self.command_of(launch)
+            env: dict[str, str | None] = {**context.launch.env, **command.env}
+            whole = Worker(name=None, role="server", port=port, argv=command.argv, env=env, settings=launch.settings)
+            return Served(port=port, model=name or "", workers=(whole,))
+        workers = [
+            Worker(name=one.member.name, role=one.member.role, port=one.port, argv=one.argv, env={**one.member.env, **one.env}, settings=one.settings)
+            for one in members if one.member.role != "router"
+        ]  # fmt: skip
+        workers.sort(key=lambda worker: worker.name != context.launch.leading)
+        return Served(port=port, model=name or "", workers=tuple(workers))
 
     async def _check(self, step: Check) -> Effect:
-        port, model, argv, env = self._served(step.launch)
-        return await check(Bench(self.box, self.spec, self.session, self.adapter, step, port=port, model=model, argv=argv, env=env, progress=self.progress))
+        return await check(Bench(self.box, self.spec, self.session, self.adapter, step, served=self._served(step.launch), progress=self.progress))
 
     async def _measure(self, step: Measure) -> Effect:
-        port, model, argv, env = self._served(step.launch)
+        served = self._served(step.launch)
         if step.launch == ORIGINAL and self.box.api_key is None:  # a resumed process did not see its survey
-            await self.box.learn_key(port)
-        return await measure(self.box, self.spec, self.session, self.adapter, step, port=port, model=model, argv=argv, env=env,
-                             progress=self.progress, classify=self._exit_of)  # fmt: skip
+            await self.box.learn_key(served.port, served.leading.port)
+        return await measure(self.box, self.spec, self.session, self.adapter, step, served=served, progress=self.progress, classify=self._exit_of)
 
     async def _stop(self, step: Stop) -> Effect:
         context = self.session.known
@@ -451,6 +542,17 @@ def with_secrets(
             hint="Put them into the environment under any name and resume: SECRET=... optimize resume STUDY",
         )
     return words, changes
+
+
+def with_described_secrets(original: ServerProcess | None) -> ServerProcess | None:
+    """An original whose command lines can be started again. Those that the user described were written down without their secrets."""
+    if original is None or not any(one.described for one in original.processes):
+        return original
+    parts = []
+    for one in original.processes:
+        argv, env = with_secrets(one.argv, one.env, os.environ) if one.described else (one.argv, one.env)
+        parts.append(one.model_copy(update={"argv": tuple(argv), "env": {name: value for name, value in env.items() if value is not None}, "before": ()}))
+    return parts[-1].model_copy(update={"before": tuple(parts[:-1])})
 
 
 def _last_line(data: bytes) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from optimizer.bench.workload import salt_of
 from optimizer.box.box import KEY_VARIABLE, Box
 from optimizer.core.validity import invalidities
 from optimizer.core.witness import judge as judge_witness
+from optimizer.endpoint.client import Endpoint
 from optimizer.engines.base import Engine
 from optimizer.evidence.bundle import bundle_from_files
 from optimizer.model.canonical import sha256_hex
@@ -28,7 +29,7 @@ from optimizer.model.study import StudySpec
 from optimizer.runner import answers
 from optimizer.runner.base import Effect
 from optimizer.runner.collecting import bench_rows, endpoint_files, launch_log, read_log_files
-from optimizer.runner.context import Session
+from optimizer.runner.context import Served, Session, Worker
 from optimizer.runner.survey import launch_json
 from optimizer.runner.witness import Watch
 
@@ -45,10 +46,7 @@ async def measure(
     adapter: Engine,
     step: Measure,
     *,
-    port: int,
-    model: str,
-    argv: Sequence[str],
-    env: Mapping[str, str | None],
+    served: Served,
     progress: Callable[[str], None],
     classify: Callable[..., Failed],
 ) -> Effect:
@@ -56,15 +54,18 @@ async def measure(
     began = asyncio.get_running_loop().time()
     points: list[LoadPoint] = []
     raw: list[bytes] = []
+    port, model, leading = served.port, served.model, served.leading
+    # A router counts no tokens; what its workers count is theirs alone.
+    metrics_path = adapter.quirks.metrics_path if leading.name is None else None
 
     async def load(index: int, level: Level, watch: Watch | None) -> None:
         point, lines = await offer_load(box, spec, step, level, index, port=port, model=model, report=progress, watch=watch,
-                                        metrics_path=adapter.quirks.metrics_path)  # fmt: skip
+                                        metrics_path=metrics_path)  # fmt: skip
         points.append(point)
         raw.extend(lines)
 
     target = step.levels[0]
-    watch = Watch(box, metrics_path=adapter.quirks.metrics_path, port=port, has_nvidia_smi=session.known.has_nvidia_smi,
+    watch = Watch(box, metrics_path=adapter.quirks.metrics_path, port=leading.port, has_nvidia_smi=session.known.has_nvidia_smi,
                   longest_s=(target.warmup_min_s + target.window_s) / spec.time_scale)  # fmt: skip
     async with watch:
         await load(0, target, watch)
@@ -82,18 +83,25 @@ async def measure(
     if not points or (points[0].requests_ok == 0 and points[0].output_tokens == 0 and points[0].requests_failed == 0):
         detail = "; ".join(item.detail for item in points[0].invalid) if points else ""
         return Effect(Failed(cause="bench_failed", message=f"The load generator returned nothing. {detail}", retryable=True))
-    files = await _files(box, spec, session, adapter, step, port=port, argv=argv, env=env, points=points)
+    files = await _files(box, spec, session, adapter, step, worker=leading, points=points)
     if watch.csv:
         files["gpu.csv"] = "".join(watch.csv).encode()
     if watch.pages and not adapter.quirks.steps_in_log:
         files["metrics_load.txt"] = "".join(watch.pages).encode()
     beside, notes = judge_witness(watch.seen(ours), concurrency=target.concurrency, closed_loop=spec.workload.arrival == "closed")
     points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *beside), "notes": (*points[0].notes, *notes)})
-    points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *await _box_invalid(box, spec, step, port))})
+    points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *await _box_invalid(box, spec, adapter, step, served))})
     samples = b"\n".join(raw)
     bundle = bundle_from_files({**session.shared_files, **files})
+    evidence = bundle.evidence
     if step.launch != ORIGINAL:  # the log of a server as found may hold its earlier starts; a launch of ours has its own
-        points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *invalidities(bundle.evidence))})
+        points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *invalidities(evidence))})
+    for worker in served.workers[1:]:
+        theirs = await _files(box, spec, session, adapter, step, worker=worker, points=())
+        seen = bundle_from_files({**session.shared_files, **theirs}).evidence
+        points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *member_invalidities(session, worker.name or worker.role, seen, ours=step.launch != ORIGINAL))})
+        evidence = evidence.merged(Evidence(facts=tuple(fact.model_copy(update={"role": worker.name or worker.role}) for fact in seen.facts)))
+        files |= {f"{worker.name}.{name}": data for name, data in theirs.items() if name != "bench.json"}
     settings = Settings() if step.launch == ORIGINAL else session.launches[step.launch].settings
     points[0] = points[0].model_copy(update={"invalid": (*points[0].invalid, *pool_against_before(session, settings, bundle.evidence))})
     measurement = Measurement(points=tuple(points), samples_digest=sha256_hex(samples))
@@ -106,7 +114,7 @@ async def measure(
     passes = await answers.ask(box, port, model, spec.probes, passes=2 if step.purpose == "baseline" else 1)
     body: dict[str, Any] = {
         "measurement": measurement.plain(),
-        "evidence": bundle.evidence.plain(),
+        "evidence": evidence.plain(),
         "effective": dict(effective),
         **({"answers": [one.plain() for one in passes]} if passes else {}),
         "wall_s": round(asyncio.get_running_loop().time() - began, 3),
@@ -166,29 +174,70 @@ def pool_against_before(session: Session, settings: Settings, evidence: Evidence
 
 
 async def _files(
-    box: Box, spec: StudySpec, session: Session, adapter: Engine, step: Measure, *, port: int, argv: Sequence[str],
-    env: Mapping[str, str | None], points: Sequence[LoadPoint],
-) -> dict[str, bytes]:  # fmt: skip
+    box: Box, spec: StudySpec, session: Session, adapter: Engine, step: Measure, *, worker: Worker, points: Sequence[LoadPoint]
+) -> dict[str, bytes]:
+    """What one worker has to say."""
     context = session.known
     if step.launch == ORIGINAL:
-        files = await read_log_files(box, context.original.logs if context.original else ())
+        process = context.process_of(worker.name)
+        files = await read_log_files(box, process.logs if process else ())
     else:
-        files = {"server.log": await launch_log(box, spec.study, step.launch)}
-    files |= await endpoint_files(box, adapter, port)
-    files["bench.json"] = json.dumps(bench_rows(points)).encode()
-    given = {name: value for name, value in env.items() if value is not None}
-    files["launch.json"] = launch_json(context, step.launch, argv, given, ready=True, start_s=session.ready_s.get(step.launch))
+        files = {"server.log": await launch_log(box, spec.study, step.launch, worker.name)}
+    files |= await endpoint_files(box, adapter, worker.port)
+    if points:
+        files["bench.json"] = json.dumps(bench_rows(points)).encode()
+    given = {name: value for name, value in worker.env.items() if value is not None}
+    files["launch.json"] = launch_json(context, step.launch, worker.argv, given, ready=True, start_s=session.ready_s.get(step.launch))
     return files
 
 
-async def _box_invalid(box: Box, spec: StudySpec, step: Measure, port: int) -> list[Invalidity]:
-    """What only the box can tell: whether the server that answered was ours to the end."""
-    if step.launch == ORIGINAL:
-        return []
-    listeners = await box.listeners(port, f"{spec.study}:{step.launch}")
-    if listeners.only_ours:
-        return []
-    return [Invalidity(code=ValidityCode.WRONG_SERVER, detail=f"port {port} is not held by our launch alone any more")]
+async def _box_invalid(box: Box, spec: StudySpec, adapter: Engine, step: Measure, served: Served) -> list[Invalidity]:
+    """What only the box can tell: whether the server that answered was ours to the end, and whether every worker still serves."""
+    found = []
+    if step.launch != ORIGINAL:
+        for port in dict.fromkeys((served.port, *(worker.port for worker in served.workers))):
+            if not (await box.listeners(port, f"{spec.study}:{step.launch}")).only_ours:
+                found.append(Invalidity(code=ValidityCode.WRONG_SERVER, detail=f"port {port} is not held by our launch alone any more"))
+    if served.leading.name is not None:
+        found += await _members_serve(box, adapter, served)
+    return found
+
+
+async def _members_serve(box: Box, adapter: Engine, served: Served) -> list[Invalidity]:
+    """A router goes on with what is left of its workers: what was measured is then another deployment."""
+    found = []
+    for worker in served.workers:
+        host, here = await box.forward(worker.port)
+        ready = adapter.ready(here, host)
+        async with Endpoint(ready.base_url, api_key=box.api_key) as endpoint:
+            status = (await endpoint.get_text(ready.probe.path, timeout_s=ready.timeout_s)).status
+        if status not in ready.probe.ok:
+            found.append(Invalidity(code=ValidityCode.MEMBER_LOST, detail=f"{worker.name} on port {worker.port} does not serve any more (status {status})"))
+    host, here = await box.forward(served.port)
+    async with Endpoint(f"http://{host}:{here}", api_key=box.api_key) as endpoint:
+        listed = await endpoint.get_json("/workers")
+    rows = listed.value.get("workers") if listed.ok and isinstance(listed.value, dict) else None
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and row.get("is_healthy") is False:
+            found.append(Invalidity(code=ValidityCode.MEMBER_LOST, detail=f"the router has taken {row.get('url')} out of its rotation"))
+    return found
+
+
+def member_invalidities(session: Session, name: str, seen: Evidence, *, ours: bool) -> tuple[Invalidity, ...]:
+    """What speaks against a measurement in the evidence of a worker that is not the leading one. One that falls back for something
+    for which it did not where it was first measured is another member than the others were measured with."""
+    items = [item.model_copy(update={"detail": f"{name}: {item.detail}"}) for item in invalidities(seen)] if ours else []
+    now = frozenset(str(fact.value) for fact in seen.all("startup.fallback"))
+    fresh = sorted(now - session.fallbacks.setdefault(name, now))
+    if fresh:
+        items.append(Invalidity(code=ValidityCode.MEMBER_LOST, detail=f"{name} fell back for {', '.join(fresh)}, which it did not before"))
+    return tuple(items)
+
+
+def members_before(session: Session, evidence: Evidence) -> None:
+    """What a measurement that was made before says of each member, for a process that did not see it."""
+    for name in {fact.role for fact in evidence.facts} - {"server"}:
+        session.fallbacks.setdefault(name, frozenset(str(fact.value) for fact in evidence.all("startup.fallback") if fact.role == name))
 
 
 def _json(data: bytes | None) -> Any:

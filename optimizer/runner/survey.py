@@ -289,6 +289,8 @@ async def _refuse_foreign_load(box: Box, spec: StudySpec, gpus: list[list[str]],
     visible = str(launch.env.get("CUDA_VISIBLE_DEVICES", "")).split(",")
     sizes = [given.get(name) for name in ("tp_size", "tensor_parallel_size", "pp_size", "pipeline_parallel_size")]
     needed = math.prod(size for size in sizes if isinstance(size, int) and size > 0)
+    if launch.members:  # together they may use any of them
+        visible, needed = [""], len(gpus)
     indices = [int(item) for item in visible] if all(item.strip().isdigit() for item in visible) else list(range(needed))
     busy = {index: _mib(gpus[index][2]) for index in indices if index < len(gpus) and len(gpus[index]) > 2}
     taken = {index: mib for index, mib in busy.items() if mib is not None and mib > FOREIGN_GPU_MIB}

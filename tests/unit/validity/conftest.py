@@ -23,7 +23,7 @@ from optimizer.model.step import ORIGINAL, Level, Measure
 from optimizer.model.study import HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
-from optimizer.runner.context import BoxContext, Session
+from optimizer.runner.context import BoxContext, Served, Session, Worker
 from optimizer.runner.measure import measure
 from optimizer.transport.local import LocalTransport
 
@@ -51,8 +51,10 @@ class Bench:
                                      gpu="H200", gpu_count=1, has_nvidia_smi=True)  # fmt: skip
         level = Level(concurrency=concurrency, warmup_min_s=warmup_s, warmup_max_s=warmup_s, window_s=window_s)
         step = Measure(key="1", launch=ORIGINAL, purpose="candidate", levels=(level,), run_index=0)
-        effect = await measure(self.box, spec, session, engine("sglang"), step, port=self.running.port, model=self.sim.model_config_path.parent.name,
-                               argv=argv, env={}, progress=self.said.append, classify=lambda *_: None)  # type: ignore[arg-type,return-value]  # fmt: skip
+        whole = Worker(name=None, role="server", port=self.running.port, argv=argv, env={})
+        served = Served(port=self.running.port, model=self.sim.model_config_path.parent.name, workers=(whole,))
+        effect = await measure(self.box, spec, session, engine("sglang"), step, served=served, progress=self.said.append,
+                               classify=lambda *_: None)  # type: ignore[arg-type,return-value]  # fmt: skip
         assert isinstance(effect.outcome, Done), effect.outcome
         return Measurement.model_validate(effect.outcome.body["measurement"])
 
