@@ -7,17 +7,19 @@ import json
 import re
 import shlex
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from optimizer.bench.traces import resolve
-from optimizer.errors import UsageError
+from optimizer.errors import EngineError, UsageError
 from optimizer.model.base import Frozen
 from optimizer.model.study import HostSpec, LaunchSpec
 from optimizer.model.target import Target, percentile_of
 from optimizer.model.workload import Workload
+from optimizer.runner.deployment import launch_of as deployment_of
 from optimizer.stats import tail
 from optimizer.transport.base import prefix_of
 
@@ -32,13 +34,22 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
+class MemberDescription(Frozen):
+    """One process of a deployment, in a host description or a launch file. Leading NAME=VALUE words of ``launch`` are environment."""
+
+    launch: str | list[str]
+    env: dict[str, str] = {}
+    cwd: str | None = None
+
+
 class HostDescription(Frozen):
     """``hosts/NAME.toml``. Every field is optional; ``ssh`` is the alias or address if it differs from the name, ``inside`` what enters
     the container that the server runs in (``docker exec -i sglang``)."""
 
     ssh: str | None = None
     launch: str | list[str] | None = None
-    env: dict[str, str] = {}
+    members: list[MemberDescription] = []  # of a deployment of several processes, instead of ``launch``
+    env: dict[str, str] = {}  # of every process
     cwd: str | None = None
     log: str | None = None
     engine: str | None = None
@@ -77,9 +88,10 @@ def describe(host: HostSpec, folders: tuple[Path, ...]) -> HostDescription:
 
 
 def parse_launch(text: str) -> LaunchSpec:
-    """``--launch``: a command (leading NAME=VALUE words are environment), or a JSON file with argv, env and cwd."""
+    """``--launch``: a command (leading NAME=VALUE words are environment), or a JSON or TOML file with argv, env and cwd, or with the
+    members of a deployment."""
     path = Path(text)
-    if text.endswith(".json") or (len(text) < 4096 and "\n" not in text and path.is_file()):
+    if text.endswith((".json", ".toml")) or (len(text) < 4096 and "\n" not in text and path.is_file()):
         return _launch_file(path)
     try:
         words = shlex.split(text)
@@ -96,17 +108,39 @@ def parse_launch(text: str) -> LaunchSpec:
 
 def _launch_file(path: Path) -> LaunchSpec:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        written = path.read_text(encoding="utf-8")
+        data = tomllib.loads(written) if path.suffix == ".toml" else json.loads(written)
+        if isinstance(data, dict) and data.get("members"):
+            return _deployment([MemberDescription.model_validate(_as_launch(one)) for one in data["members"]], data.get("env") or {}, data.get("cwd"))
         if not isinstance(data, dict) or not data.get("argv"):
             raise ValueError("it names no argv")
         allowed = {key: data[key] for key in ("argv", "env", "cwd", "log") if data.get(key) is not None}
         return LaunchSpec.model_validate(allowed)
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"The launch file {path} cannot be used: {error}", hint='It must hold {"argv": [...], "env": {...}}.') from error
+        raise UsageError(f"The launch file {path} cannot be used: {error}", hint='It must hold {"argv": [...], "env": {...}}, or the members of a deployment (docs/deployments.md).') from error
+
+
+def _as_launch(one: Any) -> Any:
+    """A member may say ``argv`` as a single server's file does."""
+    return {**{key: value for key, value in one.items() if key != "argv"}, "launch": one["argv"]} if isinstance(one, dict) and "argv" in one else one
+
+
+def _deployment(members: Sequence[MemberDescription], env: Mapping[str, str], cwd: str | None) -> LaunchSpec:
+    """The launch of several processes. Raises UsageError where they do not make a deployment."""
+    parts = []
+    for one in members:
+        base = parse_launch(one.launch) if isinstance(one.launch, str) else LaunchSpec(argv=tuple(one.launch))
+        parts.append((base.argv, {**env, **base.env, **one.env}, one.cwd or cwd))
+    try:
+        return deployment_of(parts)
+    except EngineError as error:
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def launch_of(description: HostDescription) -> LaunchSpec | None:
     """The launch in a host description."""
+    if description.members:
+        return _deployment(description.members, description.env, description.cwd)
     if description.launch is None:
         return None
     base = (

@@ -54,7 +54,7 @@ class Bench:
         whole = Worker(name=None, role="server", port=self.running.port, argv=argv, env={})
         served = Served(port=self.running.port, model=self.sim.model_config_path.parent.name, workers=(whole,))
         effect = await measure(self.box, spec, session, engine("sglang"), step, served=served, progress=self.said.append,
-                               classify=lambda *_: None)  # type: ignore[arg-type,return-value]  # fmt: skip
+                               classify=lambda *_: None)  # type: ignore[arg-type]  # fmt: skip
         assert isinstance(effect.outcome, Done), effect.outcome
         return Measurement.model_validate(effect.outcome.body["measurement"])
 
