@@ -72,6 +72,7 @@ def prepare_box(name: str, root: Path, time_scale: float | None = None) -> SimBo
     for folder in (
         binaries,
         site / "sglang",
+        site / "sglang_router",
         site / f"sglang-{VERSION}.dist-info",
         models,
         home / "tmp",
@@ -101,6 +102,12 @@ def prepare_box(name: str, root: Path, time_scale: float | None = None) -> SimBo
     (site / "sglang" / "launch_server.py").write_text(
         "import sys\nfrom pathlib import Path\n\n"
         f"sys.path.insert(0, {str(ROOT)!r})\nfrom simbox.server import main\n\n"
+        'if __name__ == "__main__":\n    main(sys.argv[1:], Path(__file__).parents[2])\n'
+    )
+    (site / "sglang_router" / "__init__.py").touch()
+    (site / "sglang_router" / "launch_router.py").write_text(
+        "import sys\nfrom pathlib import Path\n\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\nfrom simbox.router import main\n\n"
         'if __name__ == "__main__":\n    main(sys.argv[1:], Path(__file__).parents[2])\n'
     )
     (site / f"sglang-{VERSION}.dist-info" / "METADATA").write_text(

@@ -122,7 +122,7 @@ class Stream:
     """The answer to one generation request: gathers tokens and turns them into events when it is flushed."""
 
     __slots__ = ("api", "cached_details", "connection", "continuous", "created", "done", "head", "identity", "include_usage",
-                 "interval", "logprobs", "model", "pending", "place", "prompt", "request", "started", "streaming", "tail", "total", "wants_text", "wording")  # fmt: skip
+                 "interval", "logprobs", "model", "pending", "place", "prompt", "request", "room", "started", "streaming", "tail", "total", "wants_text", "wording")  # fmt: skip
 
     def __init__(
         self, connection: Connection, api: str, body: dict[str, Any], model: str, interval: int, cache_report: bool
@@ -141,6 +141,7 @@ class Stream:
         self.pending = self.total = 0
         self.started = self.done = False
         self.request: Request | None = None
+        self.room: int | None = None  # of a split: where the other side fetches the KV cache
         name = json.dumps(model)
         kind = "chat.completion.chunk" if api == "chat" else "text_completion"
         opening = '"delta":{"role":null,"content":"' if api == "chat" else '"text":"'

@@ -27,7 +27,7 @@ def _fork(title: str, parent: int) -> int:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         libc.prctl(PR_SET_NAME, title.encode()[:15])
-        _retitle(title)
+        retitle(title)
         if os.getppid() != parent:
             os._exit(0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
@@ -38,7 +38,7 @@ def _fork(title: str, parent: int) -> int:
         os._exit(1)
 
 
-def _retitle(title: str) -> None:
+def retitle(title: str) -> None:
     """Overwrite the argument area, so that the command line reads as the real worker's does."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])

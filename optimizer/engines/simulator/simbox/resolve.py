@@ -3,6 +3,7 @@ prints about them, the memory plan and the physics options. Pure; a start that c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,7 +60,7 @@ def resolve(
     tp, memory_mib = int(args["tp_size"]), int(hardware["memory_mib"])
     args["tokenizer_path"] = args["tokenizer_path"] or args["model_path"]
     args["served_model_name"] = args["served_model_name"] or args["model_path"]
-    if tp * int(args["pp_size"]) > int(hardware["count"]):
+    if int(args["base_gpu_id"]) + tp * int(args["pp_size"]) > len(visible_gpus(environ, int(hardware["count"]))):
         raise LaunchError(_traceback("RuntimeError: CUDA error: invalid device ordinal"), 1)
     heads = int(
         box["model"]["config"].get("num_attention_heads", 0)
@@ -67,8 +68,12 @@ def resolve(
     )
     if heads % tp:
         raise LaunchError(_traceback(f"AssertionError: {heads} is not divisible by {tp}"), 1)
-    if args["disaggregation_mode"] != "null":
-        raise LaunchError(_traceback("RuntimeError: no bootstrap server answered; this box has one server"), 1)
+    if args["disaggregation_mode"] == "prefill":
+        args["disable_cuda_graph"] = True  # each side captures only what it runs
+        messages.append("Cuda graph is disabled for prefill server")
+    elif args["disaggregation_mode"] == "decode":
+        args["disable_radix_cache"], args["disable_piecewise_cuda_graph"] = True, True
+        messages.append("KV cache is forced as chunk cache for decode server")
     _speculation(args, messages, shape)
     args["page_size"] = args["page_size"] or 1
     chunk = args["chunked_prefill_size"]
@@ -172,6 +177,15 @@ def resolve(
         args, options, memory, messages, running, context, graphs, buckets if piecewise else [], drafts, kernel_lines,
         "/".join(lossy), str(args["attention_backend"]),
     )  # fmt: skip
+
+
+def visible_gpus(environ: Mapping[str, str], count: int) -> list[int]:
+    """Physical numbers of the GPUs that this process sees, in its own order."""
+    given = environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return list(range(count))
+    numbers = [int(word) if word.strip().isdigit() else -1 for word in given.split(",")]
+    return list(itertools.takewhile(lambda number: 0 <= number < count, numbers))  # CUDA stops at the first that it does not know
 
 
 def effective_running(asked: int | None, pool_tokens: int, context: int) -> int:

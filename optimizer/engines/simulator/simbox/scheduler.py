@@ -50,6 +50,7 @@ class Request:
     finished_s: float = -1.0
     aborted: bool = False
     stop_after: int = 0  # tokens after which the text ends by itself; 0: at max_tokens
+    transferred: bool = False  # another server did its prompt and sent the KV cache with the first token
 
     @property
     def limit(self) -> int:
@@ -187,6 +188,13 @@ class Scheduler:
             request = self.waiting[0]
             if running + len(fresh) + (1 if self.chunked else 0) >= options.max_running:
                 break
+            if request.transferred and not request.produced:
+                if request.context + request.limit > free and (self.running or parts):
+                    break
+                self._admit_transferred(self.waiting.popleft())
+                free -= request.context + request.limit
+                running = len(self.running)
+                continue
             hit = self._cached_prefix(request)
             need = request.context - hit
             if request.context + request.limit - request.produced > free:
@@ -220,6 +228,15 @@ class Scheduler:
         if self.journal:
             self.journal.prefill(self, batch)
         return True
+
+    def _admit_transferred(self, request: Request) -> None:
+        """Its KV cache is here: it joins the next decode round, and its first token goes out."""
+        request.queued_s = request.first_token_s = self.now_s
+        request.prefilled, request.produced = request.prompt_tokens, 1
+        done = request.limit <= 1
+        if not done:
+            self.running.append(request)
+        self._deliver(request, 1, done)
 
     def _finish_prefill(self) -> bool:
         batch = self.prefilling

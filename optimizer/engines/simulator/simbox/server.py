@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import parse
+from .disaggregation import FAKE_HOST, NO_ROOM, DecodeSide, PrefillSide, transfer_s
 from .gpu import GpuState, used_gib
 from .httpd import TEMPLATE_TOKENS, Connection, Stream, Wording, tokenize
 from .ranks import fork_ranks, stop_ranks
-from .resolve import Launch, LaunchError, launch_physics, resolve
+from .resolve import Launch, LaunchError, launch_physics, resolve, visible_gpus
 from .scheduler import Request, Scheduler
 from .shape import Shape, read_shape
 from .startup import PLAIN, script
@@ -75,7 +76,9 @@ class _Server:
         if str(args["kv_cache_dtype"]).startswith("fp8"):
             self.shape = replace(self.shape, kv_bytes_per_token_per_head=self.shape.kv_bytes_per_token_per_head / 2)
         folder = home / "state" / "gpu"
-        foreign = max((used_gib(folder, gpu, os.getpid()) for gpu in range(int(args["tp_size"]))), default=0.0)
+        seen = visible_gpus(os.environ, int(box["hardware"]["count"]))
+        self.gpus = seen[int(args["base_gpu_id"]) :][: int(args["tp_size"])]
+        foreign = max((used_gib(folder, gpu, os.getpid()) for gpu in self.gpus), default=0.0)
         self.launch: Launch = resolve(args, os.environ, box, self.shape, foreign)
         number = _launch_number(home)
         self.random = random.Random(f"{box['seed']}/{number}")
@@ -84,7 +87,7 @@ class _Server:
         table = box.get("answers", {})
         self.wording = Wording(self.launch.lossy, self.launch.kernels, float(table.get("nondeterminism", 0.0)))
         cold = float(box["speculation"].get("cold_prefill_s", 0.0)) if self.launch.options.spec else 0.0
-        self.telemetry = Telemetry(log, self.launch, hybrid=bool(self.shape.state_bytes_per_request))
+        self.telemetry = Telemetry(log, self.launch, hybrid=bool(self.shape.state_bytes_per_request), split=self._split)
         self.scheduler = Scheduler(
             self.physics,
             seed=self.random.randrange(2**31),
@@ -92,7 +95,10 @@ class _Server:
             log_interval=max(1, int(self.launch.args["decode_log_interval"])),
             cold_prefill_s=cold,
         )
-        self.gpus = list(range(self.launch.options.tp))
+        mode = self.launch.args["disaggregation_mode"]
+        self.prefill_side = PrefillSide(self.launch.args) if mode == "prefill" else None
+        self.decode_side = DecodeSide(self.launch.args) if mode == "decode" else None
+        self._fetching: set[asyncio.Task[None]] = set()
         self.state = GpuState(folder)
         self.ranks: list[int] = []
         self.ready = self.stopping = False
@@ -104,6 +110,14 @@ class _Server:
         self.used_gib = 0.4
         self._base_wall, self._base_virtual = time.monotonic(), 0.0
         self._state_wall, self._state_busy, self._state_virtual = 0.0, 0.0, 0.0
+
+    def _split(self) -> str:
+        """What the engine adds to its lines about the other side; nothing where it does both."""
+        if self.prefill_side is not None:
+            return f"#bootstrap-req: 0, #inflight-req: {self.prefill_side.inflight}, "
+        if self.decode_side is not None:
+            return f"pre-allocated usage: 0.00, #prealloc-req: 0, #transfer-req: {self.decode_side.transferring}, #retracted-req: 0, "
+        return ""
 
     def live(self) -> int:
         host, port = str(self.launch.args["host"]), int(self.launch.args["port"])
@@ -142,6 +156,12 @@ class _Server:
             )
             self.log.line("Killing process tree: the HTTP server could not start.")
             return 1
+        if self.prefill_side is not None:
+            try:
+                await self.prefill_side.open()
+            except OSError as error:
+                self.log.line(f"OSError: [Errno {error.errno}] error while attempting to bind the bootstrap port: address already in use")
+                return 1
         self.log.line(f"INFO:     Uvicorn running on http://{host}:{port} (Press CTRL+C to quit)")
         self.log.flush()
         loop.add_signal_handler(signal.SIGTERM, self._terminate, "SIGTERM")
@@ -156,6 +176,8 @@ class _Server:
         self.log.flush()
         await self._stopped.wait()
         server.close()
+        if self.prefill_side is not None:
+            self.prefill_side.close()
         for connection in list(self.connections):
             if connection.transport is not None:
                 connection.transport.abort()
@@ -446,7 +468,42 @@ class _Server:
         stream.request = request
         stream.prompt, stream.wording = str(prompt), self.wording
         connection.stream = stream
-        self._submit(request, connection)
+        if self.prefill_side is None and self.decode_side is None:
+            self._submit(request, connection)
+            return
+        meeting, host = body.get("bootstrap_room"), str(body.get("bootstrap_host") or "")
+        if not isinstance(meeting, int):
+            connection.stream = None
+            connection.answer(400, _bad(NO_ROOM.format(stream.identity)))
+            return
+        if self.prefill_side is not None:
+            stream.room = None if host == FAKE_HOST else meeting
+            request.max_tokens, request.stop_after = 1, 0  # the decode side goes on from the first token
+            self._submit(request, connection)
+        elif self.decode_side is not None:
+            task = asyncio.ensure_future(self._after_transfer(self.decode_side, connection, request, host, int(body.get("bootstrap_port") or 0), meeting))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+
+    async def _after_transfer(self, side: DecodeSide, connection: Connection, request: Request, host: str, port: int, room: int) -> None:
+        """The request of the decode side enters when its KV cache has arrived."""
+        self.awaited.pop(connection, None)  # its client does not wait for us but for the other side: time goes on
+        try:
+            if host != FAKE_HOST:
+                tokens = await side.fetch(host, port, room)
+                kv = tokens * self.shape.kv_bytes_per_token(self.launch.options.tp) * self.launch.options.tp
+                await asyncio.sleep(transfer_s(self.box, kv) / self.scale)
+        except (OSError, ValueError, KeyError) as error:
+            self.log.line(f"Decode transfer failed for request rank=0 decode_req.req.rid={room!r} with exception KVTransferError({error})")
+            self.log.flush()
+            if connection.transport is not None:
+                connection.stream = None
+                connection.answer(500, {"object": "error", "message": f"KVTransferError: {error}", "type": "InternalServerError", "param": None, "code": 500})
+            return
+        if request.aborted or connection.transport is None:
+            return
+        request.transferred = True
+        self._submit(request)
 
     def _sink(self, request: Request, tokens: int, finished: bool) -> None:
         stream: Stream = request.tag
@@ -454,6 +511,8 @@ class _Server:
         stream.done = finished
         if finished:
             self.telemetry.finished(request)
+            if self.prefill_side is not None and stream.room is not None:
+                self.prefill_side.done(stream.room, request.prompt_tokens)
         self.dirty[id(stream)] = stream
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .resolve import Launch
@@ -139,8 +139,9 @@ class Log:
 class Telemetry:
     """Counts what the scheduler does and prints it the way the engine does. Seconds are virtual."""
 
-    def __init__(self, log: Log, launch: Launch, hybrid: bool) -> None:
-        self.log, self.launch, self.hybrid = log, launch, hybrid
+    def __init__(self, log: Log, launch: Launch, hybrid: bool, split: Callable[[], str] = str) -> None:
+        """``split``: what each line adds about the other side of a split."""
+        self.log, self.launch, self.hybrid, self.split = log, launch, hybrid, split
         self.ttft, self.e2e, self.itl, self.queue = (
             Histogram(SHORT),
             Histogram(LONG),
@@ -179,7 +180,7 @@ class Telemetry:
         self.log.line(
             f"Prefill batch, #new-seq: {batch.new_sequences}, #new-token: {batch.new_tokens}, #cached-token: {batch.cached_tokens}, "
             f"{self._usage(scheduler, short=True)}, #running-req: {len(scheduler.running)}, #queue-req: {len(scheduler.waiting)}, "
-            f"#pending-token: {pending}, cuda graph: {batch.graphed}, input throughput (token/s): {rate:.2f}",
+            f"#pending-token: {pending}, {self.split()}cuda graph: {batch.graphed}, input throughput (token/s): {rate:.2f}",
             0,
         )
 
@@ -208,7 +209,7 @@ class Telemetry:
         # About every tenth line of a single-GPU server says 0 tokens while requests run (recorded).
         blank = self.launch.options.tp == 1 and self._lines % 10 == 1
         self.log.line(
-            f"Decode batch, #running-req: {scheduler.last_batch}, {self._usage(scheduler, short=False, blank=blank)}, {drafted}"
+            f"Decode batch, #running-req: {scheduler.last_batch}, {self._usage(scheduler, short=False, blank=blank)}, {drafted}{self.split()}"
             f"cuda graph: {graphed}, gen throughput (token/s): {self.gen_throughput:.2f}, #queue-req: {len(scheduler.waiting)}",
             0,
         )
