@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from optimizer.engines.base import Command
+from optimizer.engines.members import MemberCommand
 from optimizer.model.base import Value
 from optimizer.redact import Redactor, may_hold_secret
 
@@ -20,12 +21,47 @@ class Word(NamedTuple):
     variable: str = ""
 
 
-def render(command: Command, settings: Mapping[str, Value], comments: Iterable[str] = ()) -> dict[str, str]:
+# The members come up in their order: the router when every worker answers, and when one ends, all end.
+_TOGETHER = """\
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+logs=${{LOGS:-.}}
+pids=
+stop() {{ trap - EXIT INT TERM; for pid in $pids; do kill "$pid" 2>/dev/null || :; done; wait; }}
+trap 'stop; exit 143' INT TERM
+trap stop EXIT
+alive() {{ for pid in $pids; do kill -0 "$pid" 2>/dev/null || {{ echo "A member ended; its log in $logs says why." >&2; exit 1; }}; done; }}
+start() {{ sh "$here/launch-$1.sh" >>"$logs/$1.log" 2>&1 & pids="$pids $!"; }}
+ready() {{ until curl -sf -o /dev/null "http://127.0.0.1:$1$2"; do alive; sleep 1; done; }}
+{steps}
+while :; do alive; sleep 1; done
+"""
+
+
+def render_members(commands: Sequence[MemberCommand], settings: Mapping[str, Value], health_path: str, comments: Iterable[str] = ()) -> dict[str, str]:
+    """The same for a deployment: ``launch.sh`` starts ``launch-NAME.sh`` of each member in their order, and keeps them together."""
+    files: dict[str, str] = {}
+    for one in commands:
+        whole = Command(argv=one.argv, env={**one.member.env, **one.env})
+        files |= {name.replace(".sh", f"-{one.member.name}.sh"): text for name, text in render(whole, one.settings.values, (), f"-{one.member.name}").items()}
+    workers = [one for one in commands if one.member.role != "router"]
+    steps = [f"start {one.member.name}" for one in workers] + [f"ready {one.port} {health_path}" for one in workers]
+    steps += [f"start {one.member.name}" for one in commands if one.member.role == "router"]
+    lines = [*_commented(comments), *_settings_said(settings), "set -eu"]
+    files["launch.sh"] = "\n".join(["#!/bin/sh", *lines]) + "\n" + _TOGETHER.format(steps="\n".join(steps))
+    files["env.sh"] = "# Every member has its own: " + ", ".join(f"env-{one.member.name}.sh" for one in commands) + ".\n"
+    return files
+
+
+def _settings_said(settings: Mapping[str, Value]) -> list[str]:
+    return _commented(f"{param} {'removed' if value is None else f'= {value!r}'}" for param, value in sorted(settings.items()))
+
+
+def render(command: Command, settings: Mapping[str, Value], comments: Iterable[str] = (), suffix: str = "") -> dict[str, str]:
     """``{"launch.sh": ..., "env.sh": ...}``. Both are POSIX sh; a secret becomes ``${NAME:?...}``, to be given by
-    whoever runs it."""
-    lines = [*_commented(comments), *_commented(f"{param} {'removed' if value is None else f'= {value!r}'}" for param, value in sorted(settings.items()))]
+    whoever runs it. ``suffix``: of the name under which the first finds the second."""
+    lines = [*_commented(comments), *_settings_said(settings)]
     words, needed = words_of(command.argv)
-    environment = ["# Sourced by launch.sh."]
+    environment = [f"# Sourced by launch{suffix}.sh."]
     for name, value in sorted(command.env.items()):
         if value is None:
             environment.append(f"unset {name}")
@@ -38,7 +74,7 @@ def render(command: Command, settings: Mapping[str, Value], comments: Iterable[s
         *lines,
         "set -eu",
         'here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)',
-        '. "$here/env.sh"',
+        f'. "$here/env{suffix}.sh"',
         *(f': "${{{name}:?set {name} to the secret value of {flag}}}"' for name, flag in needed),
         "exec \\",
         " \\\n".join(f"  {_quoted(word)}" for word in words),

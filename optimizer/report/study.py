@@ -13,7 +13,8 @@ from optimizer.core.state import State
 from optimizer.engines import deploy
 from optimizer.engines.base import Command, Engine
 from optimizer.engines.deploy import Deployment
-from optimizer.engines.script import render
+from optimizer.engines.members import MemberCommand
+from optimizer.engines.script import render, render_members
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.settings import Settings
 from optimizer.model.step import Launch
@@ -24,6 +25,8 @@ class Commander(Protocol):
     """What knows how a launch is spelled on this box."""
 
     def command_of(self, step: Launch) -> Command: ...
+
+    def commands_of(self, step: Launch) -> Sequence[MemberCommand]: ...
 
     @property
     def adapter(self) -> Engine: ...
@@ -45,9 +48,13 @@ def launch_files(commander: Commander, state: State, plan: Plan) -> dict[str, st
         f"Measured: {result_text(result)}; {state.spec.workload.text if state.spec else ''}.",
         "Changed against the original command line:" if settings.values else "Nothing was changed against the original command line.",
     ]
+    changed = {name: value for name, value in sorted(settings.values.items()) if value is not None or name in state.given}
+    if context.launch.members:
+        health = adapter.ready(1).probe.path
+        now, then = (render_members(_members(commander, one), {}, health) for one in (settings, Settings()))
+        return {**render_members(_members(commander, settings), changed, health, comments), "changes.diff": _difference(then, now)}
     command, before = _command(commander, settings), _command(commander, Settings())
     values = {**state.given, **settings.values}
-    changed = {name: value for name, value in sorted(settings.values.items()) if value is not None or name in state.given}
     scripts = render(command, changed, comments)
     identity = adapter.identity(command.argv, commander.session.flags)
     carried = Deployment(
@@ -59,9 +66,17 @@ def launch_files(commander: Commander, state: State, plan: Plan) -> dict[str, st
     return {**scripts, **deploy.files(command, carried), "changes.diff": _difference(render(before, {}), render(command, {}))}
 
 
+def _final(settings: Settings) -> Launch:
+    return Launch(key="0", settings=settings, purpose="final", port=1, served_name=None)
+
+
+def _members(commander: Commander, settings: Settings) -> Sequence[MemberCommand]:
+    return commander.commands_of(_final(settings))
+
+
 def _command(commander: Commander, settings: Settings) -> Command:
     """The whole command line under the original's port and name, with its whole environment."""
-    command = commander.command_of(Launch(key="0", settings=settings, purpose="final", port=1, served_name=None))
+    command = commander.command_of(_final(settings))
     return Command(argv=command.argv, env={**commander.session.known.launch.env, **command.env})
 
 
@@ -105,7 +120,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     lines += _flips(state)
     lines += ["## The journal", ""]
     lines += [f"{entry.seq}. {sentence(entry)}" for entry in entries if entry.kind not in (EntryKind.LEASE_TAKEN,)]
-    lines += ["", "## Reproduce", "", "`launch.sh` beside this file starts the measured settings (`optimized.service`, `compose.yaml` and `kubernetes.yaml` carry "
+    lines += ["", "## Reproduce", "", "`launch.sh` beside this file starts the measured settings (of a single server, `optimized.service`, `compose.yaml` and `kubernetes.yaml` carry "
               "the same command; `changes.diff` shows it against what ran before); `optimize replay " + result["study"] + " --verify` "
               "recomputes every decision from the journal.", ""]  # fmt: skip
     return "\n".join(lines)
