@@ -3,13 +3,15 @@ or in ``economy``. Conclusions are recomputable, and are recorded so that people
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-from optimizer.core import checks, closing, drift, picture, prior, rank, verdicts
+from optimizer.core import boxes, checks, closing, drift, picture, prior, rank, verdicts
+from optimizer.core.decision import BoxesDecision, Decision, PartDecision, Waiting
+from optimizer.core.decision import Conclude as Conclude
+from optimizer.core.decision import Finished as Finished
 from optimizer.core.plan import Plan
 from optimizer.core.state import State, Test
+from optimizer.core.turns import next_turn
 from optimizer.errors import OptimizerError
 from optimizer.model.canonical import derived_seed
 from optimizer.model.settings import Settings
@@ -31,25 +33,20 @@ from optimizer.model.step import (
 MAX_SPOILT = 2  # launches of the baseline that may give nothing usable
 
 
-@dataclass(frozen=True)
-class Conclude:
-    """A decision without an effect: appended as an entry of this kind."""
-
-    kind: str
-    body: Mapping[str, Any]
-    cause: int | None = None
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Nothing more to do."""
-
-
-Decision = Step | Conclude | Finished
-
-
 def decide(state: State, plan: Plan) -> Decision:
-    """What comes next. Total on every state that ``fold`` can produce."""
+    """What comes next on the one box of a study. Total on every state that ``fold`` can produce."""
+    decision = _decide(state, plan)
+    if isinstance(decision, Waiting):
+        raise OptimizerError(f"A box without others waits ({decision.why}): this is a defect of the state machine.")
+    return decision
+
+
+def decide_boxes(state: State, plan: Plan) -> BoxesDecision:
+    """What comes next on one of the several boxes of a study."""
+    return Finished() if state.closed is not None else next_turn(state, plan, _decide)
+
+
+def _decide(state: State, plan: Plan) -> PartDecision:
     if state.closed is not None:
         return Finished()
     if state.spec is None:
@@ -66,10 +63,20 @@ def decide(state: State, plan: Plan) -> Decision:
 # ---- before the first launch ------------------------------------------------------------------------------------
 
 
-def _survey(state: State, plan: Plan) -> Decision | None:
+def _survey(state: State, plan: Plan) -> PartDecision | None:
     if state.survey_failure is not None:
         return _close("unfit", state.survey_failure.message)
-    return Observe(key=_key(state)) if state.survey is None else None
+    if state.survey is None:
+        return Observe(key=_key(state))
+    if state.armed or not state.peers:
+        return None
+    model = boxes.model_of_class(state)
+    if model is None:
+        return Waiting(f"{state.box} waits until it is known whether all boxes are of one class")
+    if differences := boxes.differences(model, state):
+        return _close("unfit", f"{state.box} is of another class than {model.box}, so one says nothing about the other: {'; '.join(differences)}. "
+                      "Tune it in a study of its own.")  # fmt: skip
+    return None
 
 
 def _stuck(state: State, plan: Plan) -> Decision | None:
@@ -83,8 +90,9 @@ def _secure(state: State, plan: Plan) -> Decision | None:
     assert state.spec is not None
     if state.armed:
         return None
-    if state.failures.get("secure", 0) > closing.MAX_RETRIES and state.last_failure is not None:
-        return _close("unfit", f"The box could not be secured: {state.last_failure.message}")
+    tried, last = state.failures.get("secure", 0), state.last_failure
+    if last is not None and (tried > closing.MAX_RETRIES or (tried and not last.retryable)):  # a box that is held stays held
+        return _close("unfit", f"The box could not be secured: {last.message}")
     return Secure(key=_key(state), op="arm", minutes=state.spec.guard_minutes)
 
 
@@ -100,22 +108,39 @@ def _calibrate(state: State, plan: Plan) -> Decision | None:
     return Calibrate(key=_key(state), tokens_per_s=wanted, concurrency=state.spec.workload.concurrency)
 
 
-def _baseline(state: State, plan: Plan) -> Decision | None:
+def _baseline(state: State, plan: Plan) -> PartDecision | None:
     """At least one valid measurement of the server as found, or as launched from its original command line."""
-    if state.promoted or state.base_arm.results:
+    if state.base_arm.results or (state.promoted and not state.adopted):
         return None
+    if state.adopted and (why := _no_need_to_follow(state)):
+        return Waiting(why)
     arm = state.base_arm
     if arm.crashed is not None:
-        return _close("unfit", f"The server does not start with its original command line ({arm.crashed}).")
+        which = "what another box promoted" if state.adopted else "its original command line"
+        return _close("unfit", f"The server does not start with {which} ({arm.crashed}).")
     if state.spoilt_launches(arm.settings) >= MAX_SPOILT:
         return _close("unfit", f"The baseline could not be measured: {arm.invalid[-1][1]}")
     if state.failures.get(arm.settings.digest, 0) > closing.MAX_RETRIES and state.last_failure is not None:
         return _close("unfit", f"The baseline could not be measured: {state.last_failure.message}")
+    if not boxes.is_leading(state) and closing.over_budget(state, reserve=2 - bool(state.promoted)):
+        return Waiting(f"{state.box} waits: the budget has no launch for a baseline here beside a candidate and its confirmation")
     if closing.over_budget(state, reserve=0) and not state.original_running:
         return _close("not_met", "The budget was spent before the baseline could be measured.")
-    if state.original_running and sum(1 for launch, _ in arm.invalid if launch == ORIGINAL) < 2:
+    if state.original_running and not state.adopted and sum(1 for launch, _ in arm.invalid if launch == ORIGINAL) < 2:
         return _measure(state, ORIGINAL, "baseline")
-    return _bring_up(state, Settings(), "baseline")
+    return _bring_up(state, state.baseline, "baseline")
+
+
+def _no_need_to_follow(state: State) -> str:
+    """Why the baseline that another box promoted is not measured here: nothing is left that would be compared with it, or the study is
+    about to end. Empty when there is need."""
+    if boxes.is_leading(state):
+        return ""
+    leader = boxes.leading(boxes.ordered(state))
+    if verdicts.meets_target(leader, leader.base_arm):
+        return f"{state.box} waits for the confirmation on {leader.box}"
+    left = [row for row in leader.ranked if row["testable"] and row["id"] not in boxes.pending(state)]
+    return "" if left else f"{state.box} has nothing to test that {leader.box} does not test"
 
 
 def _drift(state: State, plan: Plan) -> Decision | None:
@@ -153,7 +178,7 @@ def _facts_of_the_box(state: State, plan: Plan) -> Decision | None:
     return None
 
 
-def _provisional(state: State, plan: Plan) -> Decision | None:
+def _provisional(state: State, plan: Plan) -> PartDecision | None:
     """A provisional promotion is settled by its confirmation before anything else is looked at."""
     settled = verdicts.settle_provisional(state, plan)
     if settled is not None:
@@ -169,7 +194,7 @@ def _provisional(state: State, plan: Plan) -> Decision | None:
     return Conclude("rolled_back", body, state.base_arm.evidence_entry or None)
 
 
-def _target_shown(state: State, plan: Plan) -> Decision | None:
+def _target_shown(state: State, plan: Plan) -> PartDecision | None:
     """Where the current baseline meets the target: confirm a promotion by a fresh launch, or end."""
     assert state.spec is not None
     confirmed = state.base_arm.confirmed
@@ -217,20 +242,23 @@ def _choose(state: State, plan: Plan) -> Decision | None:
     if choice is None:
         return None
     kind, body = choice
-    if kind == "chosen" and closing.over_budget(state, reserve=1):
-        return None  # nothing is chosen that cannot be launched; the ending says what was left
+    confirming = state.server is not None and state.server.purpose == "confirm" and state.server.status in ("launched", "ready")
+    if kind == "chosen" and (confirming or closing.over_budget(state, reserve=1)):
+        return None  # a confirmation that is paid for is measured, and nothing is chosen that cannot be launched; the ending says what was left
     return Conclude(kind, body, state.base_arm.evidence_entry or None)
 
 
-def _nothing_left(state: State, plan: Plan) -> Decision | None:
+def _nothing_left(state: State, plan: Plan) -> PartDecision | None:
     """No hypothesis is worth a launch any more: confirm what was promoted, then say how it ends."""
+    if boxes.pending(state):
+        return Waiting(f"{state.box} has nothing to test that another box does not test now")
     if state.promoted and (step := _confirm(state, plan, then=None)) is not None:
         return step
     ending, reason = closing.ending_of(state, plan)
     return _close(ending, reason)
 
 
-def _confirm(state: State, plan: Plan, then: str | None) -> Decision | None:
+def _confirm(state: State, plan: Plan, then: str | None) -> PartDecision | None:
     """One fresh launch of the final settings; only its number is reported as the result."""
     assert state.spec is not None
     arm = state.base_arm
@@ -238,6 +266,8 @@ def _confirm(state: State, plan: Plan, then: str | None) -> Decision | None:
         if then and verdicts.point_meets_target(state, arm.confirmed.points):
             return _close(then, "The target is met by a fresh launch of the promoted settings.")
         return None
+    if not boxes.is_leading(state):
+        return Waiting(f"{state.box} waits for the confirmation on the box that leads")
     if state.spoilt_launches(arm.settings) or state.failures.get(arm.settings.digest, 0) > closing.MAX_RETRIES or arm.crashed:
         why = arm.crashed or (arm.invalid[-1][1] if arm.invalid else state.last_failure.message if state.last_failure else "")
         return _close("not_met", f"The promoted settings could not be confirmed by a fresh launch: {why}")
@@ -259,6 +289,7 @@ def _propose(state: State, plan: Plan, test: Test) -> Step:
         fixed=dict(test.fixed),
         history=rank.history(state, test),
         seed=derived_seed(state.spec.study, "propose", state.launch_count),
+        pending=rank.pending_points(state, test),
     )
 
 
@@ -342,7 +373,7 @@ def _key(state: State) -> str:
     return str(state.seq + 1)
 
 
-_RULES: tuple[Callable[[State, Plan], Decision | None], ...] = (
+_RULES: tuple[Callable[[State, Plan], PartDecision | None], ...] = (
     _survey,
     _stuck,
     _secure,

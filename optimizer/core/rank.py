@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizer.core import economy, picture
+from optimizer.core import boxes, economy, picture
 from optimizer.core.closing import pooled
 from optimizer.core.dimensions import pruned
 from optimizer.core.once import once
@@ -235,7 +235,7 @@ def choose(state: State, plan: Plan) -> tuple[str, dict[str, Any]] | None:
     testable = sorted((row for row in state.ranked if row["testable"]), key=lambda row: (-row["value"], row["id"]))
     for row in testable:
         book = plan.playbook(row["id"])
-        if book is not None:
+        if book is not None and row["id"] not in boxes.pending(state):
             kind, body = _candidate(state, plan, book, row)
             return kind, _bundled(state, plan, body, testable) if kind == "chosen" else body
     for row in state.ranked:
@@ -258,7 +258,7 @@ def _bundled(state: State, plan: Plan, body: dict[str, Any], testable: Sequence[
     changes, companions, ratios = dict(body["changes"]), [], [body["ratio"]]
     for row in testable:
         book = plan.playbook(row["id"])
-        if book is None or book.id == body["hypothesis"] or row["probability"] < BUNDLE_PROBABILITY:
+        if book is None or book.id in (body["hypothesis"], *boxes.pending(state)) or row["probability"] < BUNDLE_PROBABILITY:
             continue
         kind, other = _candidate(state, plan, book, row)
         if kind != "chosen" or other["changes"] is None or set(other["changes"]) & set(changes):
@@ -365,10 +365,11 @@ def _live_params(space: Space, action: SpaceAction, look: Look) -> list[Any]:
 def tried_digests(state: State, base: Ground) -> set[str]:
     """Resolved digests of every point that was measured or found infeasible."""
     given = Settings(values=dict(state.given))
+    here = [arm.settings for arm in state.arms.values() if arm.results or arm.crashed or arm.given_up]
     return {
-        point_digest(given.merged(arm.settings.values), base)
-        for arm in state.arms.values()
-        if (arm.results or arm.crashed or arm.given_up) and arm.settings.digest != state.baseline.digest
+        point_digest(given.merged(settings.values), base)
+        for settings in (*here, *boxes.settled_elsewhere(state))
+        if settings.digest != state.baseline.digest
     }
 
 
@@ -381,7 +382,20 @@ def history(state: State, test: Test) -> tuple[Trial, ...]:
         value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
         if value is not None or arm.crashed:
             rows.append(Trial(params=params, value=value, infeasible=value is None, violations=_violations(state, arm)))
+    for arm, carried in boxes.measured_elsewhere(state):
+        params = {name: arm.settings.values[name] for name in test.space_params if arm.settings.values.get(name) is not None}
+        rows.append(Trial(params=params, value=carried, infeasible=carried is None, violations=_violations(state, arm)))
     return tuple(rows)
+
+
+def pending_points(state: State, test: Test) -> tuple[dict[str, Value], ...]:
+    """What other boxes measure at this moment, as values of the space's parameters: the sampler looks elsewhere."""
+    points: list[dict[str, Value]] = []
+    for peer in state.peers:
+        if peer.test is not None and peer.test.settings is not None:
+            point: dict[str, Value] = {name: value for name in test.space_params if (value := peer.test.settings.values.get(name)) is not None}
+            points += [point] if point else []
+    return tuple(points)
 
 
 def _violations(state: State, arm: ArmState) -> dict[str, float]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from optimizer.core import boxes
 from optimizer.errors import JournalCorrupt, JournalTooNew
 from optimizer.model.answers import AnswerPass
 from optimizer.model.base import Value
@@ -140,6 +141,12 @@ class State:
     seq: int = 0
     spec: StudySpec | None = None
     last_hash: str = ""
+    box: str = ""  # of a study on several boxes: whose part of it this is; empty for the whole
+    boxes: Mapping[str, State] = field(default_factory=dict)  # of the whole: the part of each box, in the order they were named
+    peers: tuple[State, ...] = ()  # of a part: those of the other boxes, for as long as something is decided about it
+    adopted: bool = False  # the baseline was promoted on another box: nothing was measured of it here before
+    lost: str = ""  # why the box is given up; its intent stays open
+    last_try: bool = False  # a lost box was tried again to bring it into its end state
     open: Step | None = None
     open_failures: int = 0
 
@@ -261,7 +268,7 @@ def apply(state: State, entry: Entry) -> State:
         raise JournalTooNew(f"Entry {entry.seq} has the kind {entry.kind!r}, which this release does not know.",
                             hint="Open the study with the release that wrote it, or a newer one.")  # fmt: skip
     try:
-        folded: State = handler(state, entry)
+        folded: State = boxes.folded(state, entry, handler) if state.boxes else handler(state, entry)
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # pydantic's error is a ValueError
         raise JournalCorrupt(f"Entry {entry.seq} ({entry.kind}) does not have the fields that this kind has: {type(error).__name__}: {str(error)[:300]}",
                              hint="The file was edited, or written by another program; nothing was changed.") from error  # fmt: skip
@@ -269,7 +276,9 @@ def apply(state: State, entry: Entry) -> State:
 
 
 def _opened(state: State, entry: Entry) -> State:
-    return replace(state, spec=StudySpec.model_validate(entry.body["spec"]))
+    spec = StudySpec.model_validate(entry.body["spec"])
+    parts = {one.name: State(box=one.name, spec=spec.on(one.name), seq=entry.seq) for one in spec.boxes}
+    return replace(state, spec=spec, boxes=parts)
 
 
 def _intent(state: State, entry: Entry) -> State:
@@ -616,7 +625,20 @@ def _note(state: State, entry: Entry) -> State:
         return replace(state, closing=Closing(ending=ending, reason=entry.body.get("text", ""), entry=entry.seq), test=None)
     if entry.body.get("dead_checked"):
         return replace(state, dead_checked=True)
+    if entry.body.get("lost"):
+        return _lost(state, entry)
+    if entry.body.get("back"):
+        return replace(state, lost="", open_failures=0, last_try=state.closing is not None)
     return state
+
+
+def _lost(state: State, entry: Entry) -> State:
+    """The box no longer answers: its trial is anybody's again, and what it promoted without a confirmation is taken back."""
+    if state.provisional is not None:
+        name, before = state.provisional["hypothesis"], dict(state.provisional["before"])
+        state = _rolled_back(state, entry.model_copy(update={"body": {"hypothesis": name, "settings": before, "why": entry.body["text"]}}))
+        state = replace(state, beliefs=_set(state, name, status="open"))
+    return replace(state, lost=str(entry.body["text"]), test=None)
 
 
 def _guard_fired(state: State, entry: Entry) -> State:

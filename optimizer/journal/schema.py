@@ -92,9 +92,11 @@ CREATE TRIGGER entry_cause_is_past BEFORE INSERT ON entry
 WHEN NEW.cause IS NOT NULL AND NOT EXISTS (SELECT 1 FROM entry WHERE seq = NEW.cause)
 BEGIN SELECT raise(ABORT, 'cause: an entry can only be caused by an earlier one'); END;
 
+-- One of each box, where the study has several.
 CREATE TRIGGER one_open_intent BEFORE INSERT ON entry
 WHEN NEW.kind = 'intent' AND EXISTS (
-  SELECT 1 FROM entry AS i WHERE i.kind = 'intent' AND i.seq = (SELECT max(seq) FROM entry WHERE kind = 'intent')
+  SELECT 1 FROM entry AS i WHERE i.kind = 'intent' AND i.seq = (
+      SELECT seq FROM entry WHERE kind = 'intent' AND json_extract(body, '$.box') IS json_extract(NEW.body, '$.box') ORDER BY seq DESC LIMIT 1)
     AND NOT EXISTS (
       SELECT 1 FROM entry WHERE kind = 'outcome' AND key = i.key AND seq > i.seq AND {_STATUS} <> 'unknown'))
 BEGIN SELECT raise(ABORT, 'open: the last intent has no outcome yet'); END;

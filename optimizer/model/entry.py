@@ -59,6 +59,11 @@ class Entry(Frozen):
     prev: str
     hash: str
 
+    @property
+    def box(self) -> str:
+        """The box that the entry is about, in a study on several; empty for the study as a whole and where there is only one."""
+        return str(self.body.get("box", ""))
+
 
 def chain_hash(
     *,

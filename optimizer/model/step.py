@@ -1,8 +1,8 @@
 """The closed list of effects. Every step is journalled as an intent before it happens, and is idempotent under its key."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 from optimizer.model.base import FiniteFloat, Frozen, Value
 from optimizer.model.settings import Settings
@@ -118,6 +118,13 @@ class Propose(Frozen):
     fixed: dict[str, Value]
     history: tuple[Trial, ...]
     seed: int
+    pending: tuple[dict[str, Value], ...] = ()  # points that other boxes of the study are measuring
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written only where there is something pending, so that intents of older journals are recomputed byte for byte."""
+        data: dict[str, Any] = handler(self)
+        return {name: value for name, value in data.items() if name != "pending" or value}
 
 
 class Restore(Frozen):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from optimizer.core.decide import Conclude, Decision, Finished, decide
+from optimizer.core.decide import decide, decide_boxes
+from optimizer.core.decision import BoxesDecision, Conclude, Decision, Finished, OnBox, Waiting
 from optimizer.core.plan import Plan
 from optimizer.core.state import OUTCOME, State, apply
 from optimizer.errors import JournalError, NondeterminismError
@@ -55,7 +56,8 @@ def verify(entries: Sequence[Entry], plan_at: Callable[[int], Plan]) -> Verifica
     for entry in entries:
         if _is_decision(entry):
             decisions += 1
-            recomputed = _spelled(decide(state, plan_at(entry.seq)))
+            plan = plan_at(entry.seq)
+            recomputed = _spelled(decide_boxes(state, plan) if state.boxes else decide(state, plan))
             recorded = _as_recorded(entry)
             if recomputed != recorded:
                 mismatches.append(Mismatch(entry.seq, str(entry.kind), recorded, recomputed))
@@ -66,15 +68,19 @@ def verify(entries: Sequence[Entry], plan_at: Callable[[int], Plan]) -> Verifica
 def _is_decision(entry: Entry) -> bool:
     if entry.kind in OPERATOR_KINDS:
         return False
-    return not (entry.kind == EntryKind.NOTE and not ("closing" in entry.body or "dead_checked" in entry.body))
+    return not (entry.kind == EntryKind.NOTE and not ({"closing", "dead_checked", "lost"} & entry.body.keys()))
 
 
-def _spelled(decision: Decision) -> str:
+def _spelled(decision: Decision | BoxesDecision) -> str:
     match decision:
         case Finished():
             return "finished"
+        case Waiting():
+            return f"waiting: {decision.why}"
         case Conclude():
             return canonical_json([decision.kind, decision.body, decision.cause])
+        case OnBox():
+            return canonical_json(["intent", {"step": decision.step.model_dump(mode="json"), "box": decision.box}, None])
         case _:
             return canonical_json(["intent", {"step": decision.model_dump(mode="json")}, None])
 
