@@ -1,5 +1,15 @@
-"""``python -m optimizer``."""
+"""``python -m optimizer``, and the command ``optimize``."""
 
-from optimizer.cli import main
 
-main()
+def main() -> None:
+    """The command line. Ctrl-C while it is still being loaded ends it as quietly as later."""
+    try:
+        from optimizer.cli import main as command
+
+        command()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

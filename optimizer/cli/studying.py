@@ -91,7 +91,7 @@ def run(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     if not options.yes and can_ask():
         options = asked(options, roots_of(ctx))
     with Progress(sys.stderr) as view:
-        state, plan, folder = asyncio.run(run_study(options, roots_of(ctx), watch=view.watch, progress=view.note, announce=view.opened))
+        state, plan, folder = asyncio.run(run_study(options, roots_of(ctx), watch=view.watch, progress=view.note, announce=view.opened, say=view.say))
         view.finished(state, folder)
     _end(state, plan, for_machine)
 
@@ -119,7 +119,7 @@ def resume(ctx: click.Context, study: str, adopt_knowledge: bool, yes: bool, as_
 
     for_machine = wants_json(ctx, as_json)
     with Progress(sys.stderr) as view:
-        state, plan, folder = asyncio.run(resume_study(study, roots_of(ctx), watch=view.watch, progress=view.note, adopt=adopt_knowledge))
+        state, plan, folder = asyncio.run(resume_study(study, roots_of(ctx), watch=view.watch, progress=view.note, adopt=adopt_knowledge, say=view.say))
         view.finished(state, folder)
     _end(state, plan, for_machine)
 

@@ -61,8 +61,8 @@ class Progress:
             self._live = None
 
     def opened(self, spec: StudySpec, folder: Path) -> None:
-        self._say(f"Study {spec.study}: target {spec.target.text} on {spec.host.name}; {spec.workload.text}.")
-        self._say(f"Journal: {folder / 'journal.db'} (optimize journal {spec.study})")
+        self.say(f"Study {spec.study}: target {spec.target.text} on {spec.host.name}; {spec.workload.text}.")
+        self.say(f"Journal: {folder / 'journal.db'} (optimize journal {spec.study})")
 
     def watch(self, state: State, entry: Entry) -> None:
         if self._state is not None and entry.kind == EntryKind.RANKED:
@@ -73,7 +73,7 @@ class Progress:
             return
         line = f"{entry.seq:>4} {entry.kind.value:<9} {sentence(entry)}"
         self._note, self._startup = "", None
-        self._say(line if self._live is None else line[:400])
+        self.say(line if self._live is None else line[:400])
 
     def _timed(self, entry: Entry) -> None:
         now = self._clock()
@@ -94,15 +94,16 @@ class Progress:
         if state.closed is None:
             return
         result = state.closed
-        self._say("")
-        self._say(f"{PLAIN_ENDINGS.get(result['ending'], result['ending']).capitalize()}. {result['reason']}")
-        self._say(f"  baseline  {result_text(result['baseline'])}")
-        self._say(f"  best      {result_text(result['best'])}")
-        self._say(f"  spent     {result['launches']} launches after the baseline, {result['minutes']:.1f} minutes")
-        self._say(f"  box       {what_runs(state)}")
-        self._say(f"  report    {folder / 'report.md'}; {'the best' if is_confirmed_better(state) else 'the original'} command line: {folder / 'launch.sh'}")
+        self.say("")
+        self.say(f"{PLAIN_ENDINGS.get(result['ending'], result['ending']).capitalize()}. {result['reason']}")
+        self.say(f"  baseline  {result_text(result['baseline'])}")
+        self.say(f"  best      {result_text(result['best'])}")
+        self.say(f"  spent     {result['launches']} launches after the baseline, {result['minutes']:.1f} minutes")
+        self.say(f"  box       {what_runs(state)}")
+        self.say(f"  report    {folder / 'report.md'}; {'the best' if is_confirmed_better(state) else 'the original'} command line: {folder / 'launch.sh'}")
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """A line above the panel."""
         (self._live.console if self._live is not None else self.console).print(Text(printable(line)))
 
     # ---- the panel ------------------------------------------------------------------------------------------------

@@ -4,14 +4,15 @@ is in the journal before anything else happens, so that dying at any line loses 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from optimizer.core.decide import Conclude, Finished, decide
 from optimizer.core.plan import Plan
 from optimizer.core.state import State, apply, fold
 from optimizer.crashpoint import crash_point
-from optimizer.errors import NeedsOperator
+from optimizer.errors import Interrupted, NeedsOperator
 from optimizer.model.entry import Entry
 from optimizer.model.outcome import Failed
 from optimizer.model.step import Secure, Step
@@ -20,34 +21,82 @@ from optimizer.runner.base import Effect, EntryLog, Executor
 MAX_UNKNOWN = 3  # reconciliations of one intent before a person is asked
 
 Watch = Callable[[State, Entry], None]
+T = TypeVar("T")
+
+
+class Hurried(Exception):
+    """A closing step was broken off because somebody would not wait for it."""
 
 
 class StopRequest:
-    """How a signal reaches the loop: the running step is cancelled, its outcome journalled, then the study closes."""
+    """How a signal reaches the loop. Asked once, the running step is cancelled, its outcome journalled, then the study closes. Hurried,
+    the closing step is broken off too and ``on_hurry`` is called, which has the box restored without us."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self.ending = "interrupted"
-        self._task: asyncio.Task[Effect] | None = None
+        self.hurried = False
+        self.on_hurry: Callable[[], Awaitable[None]] | None = None
+        self._task: asyncio.Future[Any] | None = None
+        self._closing = False  # the running step closes the study: only hurry breaks it off
 
     def ask(self, reason: str, ending: str = "interrupted") -> None:
         self.reason, self.ending = reason, ending
+        if self._task is not None and not self._closing:
+            self._task.cancel()
+
+    def hurry(self) -> None:
+        """Somebody asked a second time."""
+        self.hurried = True
         if self._task is not None:
             self._task.cancel()
 
-    async def guard(self, work: Awaitable[Effect], *, closing: bool) -> Effect:
-        """Await ``work``; a stop request turns it into Failed(interrupted). Closing steps are never interrupted."""
-        if closing:
+    async def guard(self, work: Awaitable[Effect], *, closing: bool, short: bool = False) -> Effect:
+        """Await ``work``; a stop request turns it into Failed(interrupted). Of a ``closing`` step only hurry does, by raising Hurried;
+        a ``short`` one is never interrupted: half done it would leave the box neither ours nor free."""
+        if short:
             return await work
-        self._task = asyncio.ensure_future(work)
-        if self.reason is not None:
-            self._task.cancel()
+        task: asyncio.Future[Effect] = asyncio.ensure_future(work)
+        self._task, self._closing = task, closing
+        if self.reason is not None and not closing:
+            task.cancel()
         try:
-            return await self._task
+            return await task
+        except asyncio.CancelledError:
+            if closing and self.hurried:
+                raise Hurried from None
+            if closing or self.reason is None:
+                raise
+            return Effect(Failed(cause="interrupted", message=self.reason, retryable=True, body={"spawned": True}))
+        finally:
+            self._task = None
+
+    async def before_opening(self, work: Coroutine[Any, Any, T], said: str) -> T:
+        """Await what is done before there is anything to close. Asked to stop, it raises Interrupted, which ends with ``said``."""
+        task = asyncio.ensure_future(work)
+        self._task, self._closing = task, False
+        try:
+            found = await task
         except asyncio.CancelledError:
             if self.reason is None:
                 raise
-            return Effect(Failed(cause="interrupted", message=self.reason, retryable=True, body={"spawned": True}))
+        finally:
+            self._task = None
+        if self.reason is not None:
+            raise Interrupted(f"{self.reason} {said}")
+        return found
+
+    async def hurry_on(self) -> None:
+        """Do what hurry asks for, once. May raise NeedsOperator; asked again meanwhile, it is broken off and the loop goes on closing."""
+        self.hurried = False
+        if self.on_hurry is None:
+            return
+        self._task, self._closing = asyncio.ensure_future(self.on_hurry()), True
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            if not self.hurried:
+                raise
         finally:
             self._task = None
 
@@ -68,8 +117,12 @@ async def drive(log: EntryLog, executor: Executor, plan: Plan, *, stop: StopRequ
             watch(state, entry)
 
     while True:
+        if stop.hurried:
+            await stop.hurry_on()
+            continue
         if state.open is not None:
-            await _settle(state.open, state, executor, append, stop, attempts=state.open_failures - inherited)
+            with suppress(Hurried):  # then the intent stays open: whoever goes on finds out how it ended
+                await _settle(state.open, state, executor, append, stop, attempts=state.open_failures - inherited)
             continue
         inherited = 0
         if stop.reason is not None and state.closing is None and state.spec is not None:
@@ -85,16 +138,18 @@ async def drive(log: EntryLog, executor: Executor, plan: Plan, *, stop: StopRequ
                 crash_point("loop.before_intent")
                 append("intent", {"step": decision.model_dump(mode="json")}, key=decision.key)
                 crash_point("loop.after_intent")
-                effect = await stop.guard(executor.execute(decision), closing=_must_finish(decision, state))
+                try:
+                    effect = await stop.guard(executor.execute(decision), closing=state.closing is not None, short=_is_short(decision))
+                except Hurried:
+                    continue
                 crash_point("loop.after_effect")
                 _record(decision, effect, append)
                 crash_point("loop.after_outcome")
 
 
-def _must_finish(step: Step, state: State) -> bool:
-    """Steps that a stop request waits for: those that close the study, and taking the box, which is short: half taken it
-    would be neither ours nor free."""
-    return state.closing is not None or isinstance(step, Secure)
+def _is_short(step: Step) -> bool:
+    """Taking the box and giving it back: half done it would be neither ours nor free."""
+    return isinstance(step, Secure)
 
 
 async def _settle(step: Step, state: State, executor: Executor, append: Callable[..., None], stop: StopRequest, *, attempts: int) -> None:
@@ -104,7 +159,7 @@ async def _settle(step: Step, state: State, executor: Executor, append: Callable
             f"How the step '{step.kind}' ({step.key}) ended could not be found out in {MAX_UNKNOWN} attempts; nothing more was changed.",
             hint="Check the box, then run `optimize resume` again, or `optimize restore --host …` to bring the original server back.",
         )
-    effect = await stop.guard(executor.reconcile(step), closing=_must_finish(step, state))
+    effect = await stop.guard(executor.reconcile(step), closing=state.closing is not None, short=_is_short(step))
     _record(step, effect, append)
 
 

@@ -9,9 +9,10 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from optimizer import __version__, log
 from optimizer.box.box import Box
+from optimizer.box.results import BoxLocked
 from optimizer.core.closing import summary
 from optimizer.core.plan import Plan
 from optimizer.core.prior import extended
@@ -284,7 +286,7 @@ async def _transport(spec: StudySpec, folder: Path) -> Transport:
 
 async def run_study(
     options: Options, roots: Roots, *, watch: Watch | None = None, progress: Callable[[str], None] | None = None,
-    announce: Callable[[StudySpec, Path], None] | None = None,
+    announce: Callable[[StudySpec, Path], None] | None = None, say: Callable[[str], None] | None = None,
 ) -> tuple[State, Plan, Path]:  # fmt: skip
     """A whole study, from nothing to its end. What only a person can say is in ``options``: ``wiring.questions`` asks for it."""
     known = library(roots)
@@ -293,21 +295,47 @@ async def run_study(
     spec, folder = prepared.spec, prepared.folder
     if spec.host.kind != "sim":  # a simulated box behaves as its file says, whatever was learned elsewhere
         known = with_learned(known, learning.pinned_text())
-    async with opened_box(spec, folder) as box:
-        await _check_consent(box, spec)
-        with _writable(roots.runs):
-            created = Journal.create(folder / "journal.db")
-        with created as journal:
-            if announce is not None:
-                announce(spec, folder)
-            journal.append("opened", opened_body(spec, known), expect=journal.last_seq, blobs={"knowledge.json": knowledge_blob(known)})
-            executor = LiveExecutor(box, spec, known, progress)
-            return await _drive(journal, executor, plan_of(known), folder, watch), plan_of(known), folder
+    stop = StopRequest()
+    with interruptible(stop, say), _gone_unless_opened(folder):
+        async with AsyncExitStack() as stack:
+            box = await stop.before_opening(_free_box(stack, spec, folder), "No study was opened, and nothing was changed.")
+            with _writable(roots.runs):
+                created = Journal.create(folder / "journal.db")
+            with created as journal:
+                if announce is not None:
+                    announce(spec, folder)
+                journal.append("opened", opened_body(spec, known), expect=journal.last_seq, blobs={"knowledge.json": knowledge_blob(known)})
+                executor = LiveExecutor(box, spec, known, progress)
+                return await _drive(journal, executor, plan_of(known), folder, watch, stop), plan_of(known), folder
+
+
+@contextmanager
+def _gone_unless_opened(folder: Path) -> Iterator[None]:
+    """A study that was never opened leaves no folder behind, nor its simulated box; anything else in there is somebody's."""
+    try:
+        yield
+    finally:
+        if folder.is_dir() and {path.name for path in folder.iterdir()} <= {"box"}:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _free_box(stack: AsyncExitStack, spec: StudySpec, folder: Path) -> Box:
+    """The box, before there is a study: nobody else holds it, and its server may be stopped. Raises BoxLocked, UsageError."""
+    box = await stack.enter_async_context(opened_box(spec, folder))
+    holder = await box.holder() if spec.host.kind != "sim" else None
+    if holder is not None and not holder.gone and holder.study != spec.study:
+        raise BoxLocked(
+            f"{spec.host.name} is held by study {holder.study} (coordinator {holder.coordinator_name}). Two on one box would measure each other; nothing was changed.",
+            hint=f"Wait for it, or end it where it was started: optimize stop {holder.study}. If it is lost: optimize restore --host {spec.host.name}",
+        )
+    await _check_consent(box, spec)
+    return box
 
 
 async def resume_study(
-    name: str, roots: Roots, *, watch: Watch | None = None, progress: Callable[[str], None] | None = None, adopt: bool = False
-) -> tuple[State, Plan, Path]:
+    name: str, roots: Roots, *, watch: Watch | None = None, progress: Callable[[str], None] | None = None, adopt: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> tuple[State, Plan, Path]:  # fmt: skip
     """Continue an interrupted study: reconcile its open intent, then go on as if nothing had happened."""
     folder = roots.study(name)
     with Journal.open(folder / "journal.db", write=True) as journal:
@@ -323,23 +351,27 @@ async def resume_study(
                 keep_results(journal, reader, state, plan, folder)
             return state, plan, folder
         plan = _pinned_plan(journal, entries, roots, adopt=adopt)
-        async with opened_box(state.spec, folder) as box:
-            known = pinned_library(journal, journal.read())
-            executor = LiveExecutor(box, state.spec, known, progress)
-            executor.remember(entries, journal.blob)
-            return await _drive(journal, executor, plan, folder, watch), plan, folder
+        stop = StopRequest()
+        with interruptible(stop, say):
+            async with AsyncExitStack() as stack:
+                opening = stack.enter_async_context(opened_box(state.spec, folder))
+                box = await stop.before_opening(opening, "The study is as far as it was.")
+                known = pinned_library(journal, journal.read())
+                executor = LiveExecutor(box, state.spec, known, progress)
+                executor.remember(entries, journal.blob)
+                return await _drive(journal, executor, plan, folder, watch, stop), plan, folder
 
 
-async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: Path, watch: Watch | None) -> State:
-    stop = StopRequest()
+async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: Path, watch: Watch | None, stop: StopRequest) -> State:
+    """To the end of the study; signals have to be routed to ``stop`` already."""
+    stop.on_hurry = executor.hurry
     executor.guard_lost = lambda why: stop.ask(why, "guard_fired")
     log.configure(level="error", log_file=folder / "log.jsonl", redactor=journal.redactor)
     stop_file = folder / "stop"
-    with interruptible(stop):
-        try:
-            state = await drive(journal, executor, plan, stop=stop, watch=_stoppable(stop, stop_file, watch))
-        finally:
-            await executor.close()
+    try:
+        state = await drive(journal, executor, plan, stop=stop, watch=_stoppable(stop, stop_file, watch))
+    finally:
+        await executor.close()
     stop_file.unlink(missing_ok=True)
     keep_results(journal, executor, state, plan, folder)
     if state.closed is not None:

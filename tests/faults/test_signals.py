@@ -58,7 +58,7 @@ def test_a_signal_ends_the_study_in_every_phase(box: FastBox, number: signal.Sig
 def test_the_owners_server_is_back_after_ctrl_c(box: FastBox) -> None:
     box.serve()
     process = box.start(*box.study("owned", launch=False))
-    wait_for(box, process, "Measuring launch 1")  # a candidate: the owner's server is down
+    wait_for(box, process, "(candidate): c=")  # a candidate: the owner's server is down
     assert not box.answers()
     process.send_signal(signal.SIGINT)
     ended(box, process, "owned", serving=True)
@@ -75,16 +75,41 @@ def test_the_owners_server_is_back_after_ctrl_c_while_it_is_being_stopped(box: F
     assert box.serving_argv() == [box.argv]
 
 
-def test_an_impatient_user_loses_nothing(box: FastBox) -> None:
-    """Ctrl-C again and again, also while the owner's server is brought back."""
+@pytest.mark.parametrize("phase", ["(candidate): c=", "Stopping launch", "Bringing the original"])
+def test_ctrl_c_twice_has_the_guard_restore_at_once(box: FastBox, phase: str) -> None:
+    """In a step of the study, and in both steps that close it. The guard is quick here, so the study is closed as well."""
     box.serve()
     process = box.start(*box.study("hasty", launch=False))
-    wait_for(box, process, "Measuring launch 1")
-    for _ in range(8):
+    wait_for(box, process, "(candidate): c=")
+    process.send_signal(signal.SIGINT)
+    if phase != "(candidate): c=":
+        wait_for(box, process, phase)
+    time.sleep(0.6)  # less would count as the same Ctrl-C, passed on by a program between us and the terminal
+    if process.poll() is None:
         process.send_signal(signal.SIGINT)
-        time.sleep(0.15)
     ended(box, process, "hasty", serving=True)
     assert box.serving_argv() == [box.argv]
+
+
+def test_ctrl_c_again_and_again_loses_nothing(box: FastBox) -> None:
+    """Whoever does not even wait for the guard is told that it goes on by itself, and the study can be closed afterwards."""
+    box.serve()
+    (box.home / "slow").write_text("6")  # the owner's server takes its time to come back
+    process = box.start(*box.study("hasty", launch=False))
+    wait_for(box, process, "(candidate): c=")
+    for _ in range(4):
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        time.sleep(0.7)
+    done = box.finish(process, 20)
+    assert done.exit == 5 and "optimize stop hasty" in done.err and "Traceback" not in done.err, done.err
+    assert "brings the original back by itself" in done.err
+    wait_until(lambda: box.answers() and not box.marked(), 60, "the guard brings the original back")
+    assert box.serving_argv() == [box.argv]
+    closed = box("stop", "hasty", "--json")
+    assert closed.json["ending"] == "interrupted", closed.err
+    box.assert_clean(serving=True)
+    assert box("replay", "hasty", "--verify", "--json").json["identical"]
 
 
 def test_ctrl_c_after_the_end_changes_nothing_of_the_result(box: FastBox) -> None:
@@ -123,15 +148,49 @@ def test_stop_of_a_study_whose_coordinator_is_dead(box: FastBox) -> None:
     box.assert_clean()
 
 
-@pytest.mark.parametrize("delay_s", [0.3, 0.7, 1.1])
-def test_ctrl_c_before_anything_has_begun(box: FastBox, delay_s: float) -> None:
-    process = box.start(*box.study("early"))
-    time.sleep(delay_s)
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize(
+    ("number", "point", "opened"),
+    [
+        (signal.SIGINT, "", False),  # Python is loading
+        (signal.SIGINT, "box.holder.before", False),
+        (signal.SIGTERM, "box.holder.before", False),
+        (signal.SIGINT, "box.holder.after", True),
+        (signal.SIGTERM, "journal.create.before_commit", True),
+        (signal.SIGINT, "journal.lease.after_commit", True),
+        (signal.SIGTERM, "loop.before_intent", True),
+    ],
+)
+def test_a_signal_before_anything_has_begun_leaves_nothing_or_a_closed_study(box: FastBox, number: signal.Signals, point: str, opened: bool) -> None:
+    """From the start of Python to the first step: there is no study, or one that is closed; never one that is open and empty."""
+    trace = box.folder / "trace"
+    trace.write_text("")
+    process = box.start(*box.study("early"), OPTIMIZER_CRASH_TRACE=str(trace))
+    if point:
+        wait_until(lambda: point in trace.read_text(), 60, point)
+    else:
+        time.sleep(0.15)
+    process.send_signal(number)
     done = box.finish(process, 60)
-    assert done.exit in (130, -signal.SIGINT)
+    assert done.exit in (130, -number), done.err
     assert "Traceback" not in done.err
     box.assert_clean()
+    assert box.starts() == []
+    if (box.runs / "early").exists():
+        assert opened, "there is a study before there should be one"
+        assert entries(box.runs / "early")[-1].kind == "closed"
+        assert box("replay", "early", "--verify", "--json").json["identical"]
+
+
+def test_a_box_that_is_held_is_refused_at_once(box: FastBox) -> None:
+    """With who holds it, and without a study that could only be closed again."""
+    process = box.start(*box.study("first"))
+    wait_for(box, process, "Calibrating")
+    refused = box(*box.study("second"))
+    assert refused.exit == 4, refused.err
+    assert "held by study first" in refused.err and os.uname().nodename in refused.err and "optimize stop first" in refused.err
+    assert not (box.runs / "second").exists()
+    process.send_signal(signal.SIGTERM)
+    ended(box, process, "first", serving=False)
 
 
 @pytest.mark.fault("F39")
@@ -139,7 +198,7 @@ def test_a_stopped_coordinator_that_wakes_up_finds_its_box_restored(box: FastBox
     """SIGSTOP for longer than the guard's patience: the guard restores, the coordinator notices and ends with 5."""
     box.serve()
     process = box.start(*box.study("asleep", "--guard-minutes", "0.5", launch=False))
-    wait_for(box, process, "Measuring launch 1")
+    wait_for(box, process, "(candidate): c=")
     os.kill(process.pid, signal.SIGSTOP)
     wait_until(lambda: box.answers() and box.serving_argv() == [box.argv] and not box.marked(), 90, "the guard brings the original back")
     os.kill(process.pid, signal.SIGCONT)
