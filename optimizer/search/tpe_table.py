@@ -14,6 +14,8 @@ from optimizer.search.encode import Array, number
 from optimizer.search.optuna_door import STARTUP_TRIALS, load
 from optimizer.search.table import Table
 
+_KEPT_FLOATS = 10_000_000  # distances that are remembered for all seeds of a table
+
 
 class Axes:
     """How a table's parameters look to Optuna: ordered numbers as their index, everything else as choices."""
@@ -42,9 +44,23 @@ class Axes:
         self.places: Array = np.array(columns, dtype=np.float64).T
         self.params = [self._params(index) for index in range(len(self.places))]
         self.choice = np.array([not self.ordered(name) for name in self.names])
+        self._asked: dict[tuple[Any, ...], tuple[Array, dict[str, Any]]] = {}
+        self._room = _KEPT_FLOATS // max(1, len(self.places))
 
     def ordered(self, name: str) -> bool:
         return not hasattr(self.distributions[name], "choices")
+
+    def asked(self, params: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+        """How far every configuration is from a point that Optuna asked for, and the point in the table's own values."""
+        key = tuple(params[name] for name in self.names)
+        known = self._asked.get(key)
+        if known is None:
+            wanted = self.place(params)
+            apart = np.where(self.choice, self.places != wanted, np.abs(self.places - wanted)).sum(axis=1)
+            known = (apart, self.spelled(params))
+            if len(self._asked) < self._room:
+                self._asked[key] = known
+        return known
 
     def spelled(self, params: dict[str, Any]) -> dict[str, Any]:
         """A point that Optuna asked for in the table's own values; of ordered numbers it knows only the place."""
@@ -91,15 +107,14 @@ class TpeRun:
         self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
         params = dict(trial.params)  # a deep copy, each time that it is read
         self.spent_s += time.process_time() - started
-        wanted = self.axes.place(params)
-        apart = np.where(self.axes.choice, self.axes.places != wanted, np.abs(self.axes.places - wanted)).sum(axis=1)
-        apart[~self.free] = np.inf
-        nearest = np.flatnonzero(apart <= apart.min() + 1e-9)
+        apart, spelled = self.axes.asked(params)
+        left = np.where(self.free, apart, np.inf)
+        nearest = np.flatnonzero(left <= left.min() + 1e-9)
         index = int(nearest[self.source.randrange(len(nearest))])
-        if apart[index] < 1e-9:
+        if left[index] < 1e-9:
             return index
         self.instead = index
-        return self.axes.spelled(params)
+        return spelled
 
     def unrecorded(self) -> None:
         """The next ``ask`` gives the nearest configuration that was measured."""
