@@ -30,7 +30,8 @@ def minutes(text: str) -> float:
 
 def study_options(command: Any) -> Any:
     listed = [
-        click.option("--host", required=True, help="An SSH alias, `localhost`, or `sim:NAME` for a simulated box."),
+        click.option("--host", required=True, multiple=True,
+                     help="An SSH alias, `localhost`, or `sim:NAME` for a simulated box. Given again: further boxes of the same class that share the study."),
         click.option("--target", multiple=True, help="1000tps, 1000tps@16, ttft.p99<500ms; combine with commas or by repeating."),
         click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'."),
         click.option("--engine", type=str, help="sglang or vllm; found by itself otherwise."),
@@ -67,7 +68,7 @@ def options_of(values: dict[str, Any]) -> Options:
     from optimizer.wiring import Options
 
     return Options(
-        host=values["host"], target=tuple(values["target"]), engine=values["engine"], launch=values["launch"], workload=values["workload"],
+        host=values["host"][0], more_hosts=tuple(values["host"][1:]), target=tuple(values["target"]), engine=values["engine"], launch=values["launch"], workload=values["workload"],
         port=values["port"], minutes=minutes(values["budget"]), launches=values["launches"], thorough=values["thorough"], yes=values["yes"],
         finish=values["finish"], allow_lossy=values["allow_lossy"], probes=values["probes"], best_effort=values["best_effort"], guard_minutes=values["guard_minutes"],
         time_scale=values["time_scale"], confirm_window_s=values["confirm_window"], study=values["study"], seed=values["seed"], inside=values["inside"],
@@ -133,7 +134,10 @@ def plan(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     from optimizer.report.plan_view import plan_text
     from optimizer.wiring.planning import plan_study
 
-    found = asyncio.run(plan_study(options_of(values), roots_of(ctx)))
+    options = options_of(values)
+    if options.more_hosts:
+        raise UsageError("A plan is made from one box.", hint="The other boxes of a study are of the same class, so that the plan holds for them: name one --host.")
+    found = asyncio.run(plan_study(options, roots_of(ctx)))
     if wants_json(ctx, as_json):
         print_json(found)
     else:

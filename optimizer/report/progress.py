@@ -125,7 +125,9 @@ class Progress:
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
         table.add_row("phase", f"{phase_of(state)}{self._tested(state)}")
-        if self._step is not None:
+        for name, part in state.boxes.items():
+            table.add_row(name, f"{phase_of(part)}{self._tested(part)}{_step_of(part)}")
+        if self._step is not None and not state.boxes:
             table.add_row("step", self._running())
         table.add_row("budget", budget_text(state))
         return table
@@ -167,6 +169,13 @@ class Progress:
                 Text(belief.status if belief else "open", style="dim"),
             )  # fmt: skip
         return table
+
+
+def _step_of(part: State) -> str:
+    """What one of several boxes is doing now."""
+    if part.lost:
+        return " · lost"
+    return f" · {STEPS.get(part.open.kind, part.open.kind)}" if part.open is not None else " · waiting"
 
 
 def budget_text(state: State) -> str:

@@ -11,10 +11,10 @@ from optimizer.model.target import unit_of
 
 
 def sentence(entry: Entry) -> str:
-    """What the entry says, in one line without a line break."""
+    """What the entry says, in one line without a line break; in a study on several boxes with the one that it is about."""
     writer = _WRITERS.get(str(entry.kind))
     text = writer(entry.body) if writer else str(entry.kind)
-    return " ".join(text.split())
+    return f"[{entry.box}] {' '.join(text.split())}" if entry.box else " ".join(text.split())
 
 
 def changes_text(changes: Mapping[str, Any]) -> str:
@@ -52,7 +52,8 @@ def _value(value: Any) -> str:
 
 def _opened(body: Mapping[str, Any]) -> str:
     spec = body["spec"]
-    return f"Study opened: target {spec['target']['text'] or 'none'} on {spec['host']['name']}, workload {spec['workload']['name']}."
+    where = ", ".join(one["name"] for one in spec.get("boxes") or ()) or spec["host"]["name"]
+    return f"Study opened: target {spec['target']['text'] or 'none'} on {where}, workload {spec['workload']['name']}."
 
 
 def _intent(body: Mapping[str, Any]) -> str:
@@ -193,7 +194,7 @@ def _flipped(body: Mapping[str, Any]) -> str:
 
 def _blame(flip: Mapping[str, Any]) -> str:
     if not flip.get("blame"):
-        return " (nothing was changed: the box drifted)"
+        return " (no setting did that: the box drifted)"
     return "" if flip.get("expected") else " (towards a fallback)" if flip.get("towards_fallback") else " (not expected)"
 
 

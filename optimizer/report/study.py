@@ -111,6 +111,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
         "",
     ]
     lines += _levels(result)
+    lines += _boxes(result)
     lines += _changes(entries, state, plan)
     lines += _answers(result, state)
     lines += _waterfall(state)
@@ -139,6 +140,17 @@ def _levels(result: Mapping[str, Any]) -> list[str]:
         return []
     return ["## By concurrency (last launch of each, no interval)", "", "| concurrency | before, tok/s | after, tok/s | TTFT p50, ms | TPOT p50, ms |",
             "|---|---|---|---|---|", *rows, ""]  # fmt: skip
+
+
+def _boxes(result: Mapping[str, Any]) -> list[str]:
+    """What each of several boxes did; empty where the study has one. Their baselines differ as boxes of one class do."""
+    rows = result.get("boxes") or []
+    lines = ["## Boxes", "", "Each was compared with its own baseline alone; the result above is of one of them.", "", "| box | baseline, mean of its launches | launches | minutes | now |", "|---|---|---|---|---|"]
+    for row in rows:
+        first = f"{number(row['baseline'])} ({row['baseline_launches']})" if row["baseline"] is not None else "not measured"
+        now = f"lost: {row['lost']}" if row["lost"] else f"left the study: {row['left']} {row['runs']}" if row["left"] else row["runs"]
+        lines.append(f"| {row['box']} | {first} | {row['launches']} | {row['minutes']:.1f} | {now} |")
+    return [*lines, ""] if rows else []
 
 
 def _changes(entries: Sequence[Entry], state: State, plan: Plan) -> list[str]:

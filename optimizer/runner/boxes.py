@@ -4,7 +4,7 @@ order, is a function of the journal; only which of the running steps ends first 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from optimizer.core.decide import decide_boxes
@@ -26,6 +26,8 @@ class BoxesStop(StopRequest):
         super().__init__()
         self.boxes: dict[str, tuple[str, str]] = {}  # box -> (reason, ending), until it is journalled
         self.woken = asyncio.Event()
+        self.hurried = False
+        self.on_hurry: Callable[[], Awaitable[None]] | None = None
 
     def ask(self, reason: str, ending: str = "interrupted") -> None:
         if self.reason is None:
@@ -37,7 +39,7 @@ class BoxesStop(StopRequest):
         self.woken.set()
 
     def hurry(self) -> None:
-        """Asked a second time: see ``Boxes.drive``."""
+        """Asked a second time: what runs is broken off, and the guards restore their boxes without us."""
         self.hurried = True
         self.woken.set()
 
@@ -85,6 +87,11 @@ class _Boxes:
             if self.state.closed is None and (part.lost or (part.open is not None and part.open_failures >= MAX_UNKNOWN)):
                 self.append("note", {"back": True, "text": "Tried again: the study was resumed.", "box": name})
         while True:
+            if self.stop.hurried:
+                self.stop.hurried = False
+                await self.end()
+                if self.stop.on_hurry is not None:
+                    await self.stop.on_hurry()
             if self._asked():
                 continue
             self._settle()
@@ -161,6 +168,8 @@ class _Boxes:
         crash_point("loop.after_outcome")
 
     async def end(self) -> None:
+        """Break everything off; the intents stay open, and whoever goes on finds out how they ended."""
         for task in self.running.values():
             task.cancel()
         await asyncio.gather(*self.running.values(), return_exceptions=True)
+        self.running.clear()

@@ -60,6 +60,7 @@ class Options:
     """What ``run`` and ``plan`` were asked on the command line, parsed but not resolved."""
 
     host: str
+    more_hosts: tuple[str, ...] = ()  # further boxes of the same class that share the study
     target: tuple[str, ...] = ()
     engine: str | None = None
     launch: str | None = None
@@ -289,6 +290,10 @@ async def run_study(
     announce: Callable[[StudySpec, Path], None] | None = None, say: Callable[[str], None] | None = None,
 ) -> tuple[State, Plan, Path]:  # fmt: skip
     """A whole study, from nothing to its end. What only a person can say is in ``options``: ``wiring.questions`` asks for it."""
+    if options.more_hosts:
+        from optimizer.wiring import boxes
+
+        return await boxes.run(options, roots, watch=watch, progress=progress, announce=announce, say=say)
     known = library(roots)
     with _writable(roots.runs):
         prepared = prepare(options, roots)
@@ -315,7 +320,7 @@ def _gone_unless_opened(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if folder.is_dir() and {path.name for path in folder.iterdir()} <= {"box"}:
+        if folder.is_dir() and {path.name for path in folder.iterdir()} <= {"box", "boxes"}:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -343,6 +348,11 @@ async def resume_study(
         state = fold(entries)
         if state.spec is None:
             raise JournalError(f"Study {name} was never opened completely.", hint="Start a new one; nothing was changed on the box.")
+        if state.spec.boxes and (state.closed is None or not (folder / "report.md").exists()):
+            from optimizer.wiring import boxes
+
+            plan = plan_of(pinned_library(journal, entries)) if state.closed is not None else _pinned_plan(journal, entries, roots, adopt=adopt)
+            return await boxes.resume(journal, journal.read(), state, plan, folder, watch=watch, progress=progress, say=say), plan, folder
         if state.closed is not None:
             plan = plan_of(pinned_library(journal, entries))  # nothing is decided any more, whatever the files say now
             if not (folder / "report.md").exists():  # it died between its last entry and its report
