@@ -110,7 +110,7 @@ def _calibrate(state: State, plan: Plan) -> Decision | None:
 
 def _baseline(state: State, plan: Plan) -> PartDecision | None:
     """At least one valid measurement of the server as found, or as launched from its original command line."""
-    if state.base_arm.results or (state.promoted and not state.adopted):
+    if state.base_arm.results or (state.promoted and not state.adopted and not state.base_arm.earlier):
         return None
     if state.adopted and (why := _no_need_to_follow(state)):
         return Waiting(why)

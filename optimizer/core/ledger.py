@@ -319,6 +319,8 @@ def blamed(
 ) -> tuple[tuple[str, ...], str]:
     """Settings that may have flipped ``name``, and why: the server named it, only one changed, it was declared, or one
     of all."""
+    if name == "engine.version":
+        return (), "no setting changes the build of an engine"
     said = candidate.get("startup.fallback", fact=name)
     if not changed:
         if said is not None and isinstance(said.value, str):

@@ -65,6 +65,7 @@ class ArmState:
     given_up: str = ""  # why it was stopped after its start, unmeasured
     evidence: Evidence = Evidence()
     evidence_entry: int = 0
+    evidence_before: Evidence = Evidence()  # of the launch before the latest one, since the last drift
     effective: Mapping[str, Value] = field(default_factory=dict)
     confirmed: LaunchResult | None = None
     earlier: tuple[LaunchResult, ...] = ()  # from before the box drifted: shown, and never compared with what came after
@@ -363,8 +364,10 @@ def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry
     settings = Settings() if step.launch == ORIGINAL else (state.server.settings if state.server else Settings())
     arm = state.arm(settings)
     measurement = Measurement.model_validate(body["measurement"])
+    again = bool(arm.results) and arm.results[-1].launch != step.launch  # a repeated run on one launch is no other start
     arm = replace(
         arm,
+        evidence_before=arm.evidence if again else arm.evidence_before,
         evidence=Evidence.model_validate(body.get("evidence", {})),
         evidence_entry=entry.seq,
         effective=body.get("effective", {}),
@@ -614,7 +617,8 @@ def _drifted(state: State, entry: Entry) -> State:
 def _since(arm: ArmState, since: int) -> ArmState:
     before = tuple(result for result in arm.results if result.entry < since)
     confirmed = arm.confirmed if arm.confirmed is not None and arm.confirmed.entry >= since else None
-    return replace(arm, results=tuple(result for result in arm.results if result.entry >= since), earlier=(*arm.earlier, *before), confirmed=confirmed)
+    return replace(arm, results=tuple(result for result in arm.results if result.entry >= since), earlier=(*arm.earlier, *before), confirmed=confirmed,
+                   evidence_before=Evidence())  # fmt: skip
 
 
 def _note(state: State, entry: Entry) -> State:

@@ -116,6 +116,7 @@ def build_library(documents: Mapping[str, LoadedDocument], files: Mapping[str, s
         found[kind].extend(records)
     _unique(documents, found["playbook"], "playbook")
     _unique(documents, found["space"], "space")
+    _no_circles(documents, found["playbook"])
     if len(found["facts"]) > 1:
         raise KnowledgeError("playbooks: more than one file holds the fact vocabulary.", hint="Keep one facts.yaml.")
     return Library(
@@ -152,6 +153,17 @@ def parse_document(document: LoadedDocument) -> tuple[str, tuple[Any, ...]]:
     return kinds[0], tuple(parse[kinds[0]](document))
 
 
+def _no_circles(documents: Mapping[str, LoadedDocument], books: list[Any]) -> None:
+    """Relations are applied once; a circle would make the result depend on where one starts."""
+    by_id = {book.id: book for book in books}
+    for kind in ("excludes", "implies"):
+        edges = {name: sorted(getattr(by_id[name], kind)) for name in by_id}
+        for start in sorted(edges):
+            if (cycle := _cycle_from(start, edges)) is not None and min(cycle) == start:
+                where = (kind, cycle[1] if len(cycle) > 1 else start)
+                raise documents[by_id[start].file].error(f"{kind} is cyclic: {' -> '.join((*cycle, start))}", where, hint="Leave one of them away.")
+
+
 def _unique(documents: Mapping[str, LoadedDocument], records: list[Any], kind: str) -> None:
     first: dict[str, str] = {}
     for record in records:
@@ -159,3 +171,18 @@ def _unique(documents: Mapping[str, LoadedDocument], records: list[Any], kind: s
             message = f"the {kind} {record.id} is already defined in {first[record.id]}"
             raise documents[record.file].error(message, (kind,))
         first[record.id] = record.file
+
+
+def _cycle_from(start: str, edges: Mapping[str, list[str]]) -> tuple[str, ...] | None:
+    """A path start -> ... -> start, or None. Depth first, iterative."""
+    stack: list[tuple[str, tuple[str, ...]]] = [(start, (start,))]
+    seen: set[str] = set()
+    while stack:
+        node, path = stack.pop()
+        for following in edges.get(node, ()):
+            if following == start:
+                return path
+            if following not in seen:
+                seen.add(following)
+                stack.append((following, (*path, following)))
+    return None

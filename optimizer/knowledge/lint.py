@@ -130,7 +130,6 @@ class _Checks:
             yield from self.actions(book)
             yield from self.tests(book)
             yield from self.relations(book)
-        yield from self.cycles()
         yield from self.causes()
         for space in self.library.spaces:
             yield from self.space(space)
@@ -264,17 +263,6 @@ class _Checks:
                     yield self.at(book.file, (kind, other), f"{kind}: there is no hypothesis {other}")
         for other in sorted(set(book.excludes) & set(book.implies)):
             yield self.at(book.file, ("implies", other), f"{book.id} both excludes and implies {other}")
-
-    def cycles(self) -> Iterator[Finding]:
-        """Relations are applied once; a cycle would make the result depend on where one starts."""
-        for kind in ("excludes", "implies"):
-            edges = {book.id: sorted(getattr(book, kind)) for book in self.library.playbooks}
-            for start in sorted(edges):
-                if (cycle := _cycle_from(start, edges)) is not None and min(cycle) == start:
-                    message = f"{kind} is cyclic: {' -> '.join((*cycle, start))}"
-                    yield self.at(
-                        self.library.by_id[start].file, (kind, cycle[1] if len(cycle) > 1 else start), message
-                    )
 
     def causes(self) -> Iterator[Finding]:
         if not self.complete:
@@ -441,17 +429,3 @@ def _fact_names(node: Any) -> set[str]:
 def _gains(book: Playbook) -> bool:
     return book.addresses != "none"
 
-
-def _cycle_from(start: str, edges: Mapping[str, list[str]]) -> tuple[str, ...] | None:
-    """A path start -> ... -> start, or None. Depth first, iterative."""
-    stack: list[tuple[str, tuple[str, ...]]] = [(start, (start,))]
-    seen: set[str] = set()
-    while stack:
-        node, path = stack.pop()
-        for following in edges.get(node, ()):
-            if following == start:
-                return path
-            if following not in seen:
-                seen.add(following)
-                stack.append((following, (*path, following)))
-    return None

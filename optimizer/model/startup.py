@@ -6,8 +6,8 @@ from optimizer.model.base import Frozen, Scalar, Value
 
 
 class Flip(Frozen):
-    """``before`` is the baseline's value. ``blame`` names settings: one of them did it; empty means nothing changed,
-    so the box drifted.
+    """``before`` is the baseline's value. ``blame`` names settings: one of them did it; empty means that none did, so the
+    box drifted.
 
     ``minor`` flips are book-keeping (megabytes, single resolved values): printed, but they never confound a
     measurement."""
@@ -39,7 +39,7 @@ class Flip(Frozen):
     def text(self) -> str:
         """One sentence for the report."""
         cause = (
-            "nothing was changed: drift of the box"
+            "by no setting: drift of the box"
             if self.drift
             else f"by {self.blame[0]}"
             if len(self.blame) == 1

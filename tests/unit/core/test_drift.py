@@ -9,6 +9,7 @@ from optimizer.core import drift
 from optimizer.core.closing import is_confirmed_better
 from optimizer.core.state import fold
 from optimizer.model.entry import EntryKind
+from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.playbook import Playbook, Prediction, SetAction
 from optimizer.model.step import Launch, Measure
 from optimizer.report.prose import sentence
@@ -169,3 +170,74 @@ def test_measured_twice_is_measured_in_the_order_of_the_journal():
     measured = [step for step in box.calls if isinstance(step, Measure)]
     purposes = [step.purpose for step in box.calls if isinstance(step, Launch)]
     assert purposes[:2] == ["baseline", "baseline"] and len(measured) >= 4
+
+
+# ---- the box starts otherwise -------------------------------------------------------------------------------------------
+
+
+class ChangingBox(ModelBox):
+    """From measured launch ``after`` on, a start-up fact has another value, whatever the settings are."""
+
+    def __init__(self, *args, fact, before, then, after, **more):
+        super().__init__(*args, **more)
+        self.fact, self.values, self.after, self.seen = fact, (before, then), after, []
+
+    def _measure(self, step):
+        if step.launch not in self.seen:
+            self.seen.append(step.launch)
+        return super()._measure(step)
+
+    def _facts(self, settings):
+        value = self.values[len(self.seen) > self.after]
+        return Evidence(facts=(*super()._facts(settings).facts, Fact(name=self.fact, value=value, source="test")))
+
+
+@pytest.mark.fault("F44")
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_an_engine_that_is_upgraded_in_mid_study_starts_the_comparison_anew(after):
+    """Nothing of the old build is compared with anything of the new one, whichever launch is the first of it."""
+    box = ChangingBox(EAGER, flat, noise=0.004, fact="engine.version", before="0.5.12", then="0.5.13", after=after)
+    state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
+    (entry,) = drifted(log)
+    assert "another build" in sentence(entry) and "0.5.12 -> 0.5.13" in sentence(entry)
+    since = entry.body["entry"]
+    folded = fold(log.read()[: entry.seq])
+    assert all(result.entry >= since for arm in folded.arms.values() for result in arm.results)
+    for later in log.read()[entry.seq :]:
+        if later.kind == EntryKind.FLIPPED:
+            assert all(flip["fact"] != "engine.version" for flip in later.body["flips"])
+    judged = [fold(log.read()[: later.seq]) for later in log.read()[entry.seq :] if later.kind == EntryKind.JUDGED]
+    assert all(len(seen.base_arm.results) >= 1 for seen in judged)
+    assert state.closed is not None and state.closed["drifts"] == 1
+    assert verify(log.read(), lambda seq: SMALL).mismatches == ()
+
+
+@pytest.mark.fault("F44")
+def test_an_upgrade_after_a_promotion_measures_the_promoted_settings_again():
+    gains = replace(SMALL, playbooks=(idea("idea-big", {"disable_cuda_graph": None}, (1.5, 2.5)), FIRST))
+    box = ChangingBox(EAGER, lambda values: 400.0 * (1.0 if values.get("disable_cuda_graph") else 2.0), noise=0.004,
+                      fact="engine.version", before="1.0", then="1.1", after=2)  # fmt: skip
+    state, log = run(box, plan=gains, target="5000tps@16", best_effort=True)
+    (entry,) = drifted(log)
+    promoted = [one.seq for one in log.read() if one.kind == EntryKind.PROMOTED]
+    assert promoted and promoted[0] < entry.seq
+    assert state.closed is not None and state.base_arm.results and min(result.entry for result in state.base_arm.results) >= entry.body["entry"]
+    assert verify(log.read(), lambda seq: gains).mismatches == ()
+
+
+@pytest.mark.fault("G5")
+def test_a_start_up_fact_that_flips_between_two_launches_of_one_setting_is_a_drift():
+    box = ChangingBox(EAGER, flat, noise=0.004, fact="allreduce.custom", before="on", then="off_no_p2p", after=1)
+    _state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
+    entry = drifted(log)[0]
+    assert "started otherwise" in sentence(entry) and "allreduce.custom on -> off_no_p2p" in sentence(entry)
+    after = fold(log.read()[: entry.seq])
+    assert len(after.base_arm.results) == 1 and len(after.base_arm.earlier) == 1
+    assert verify(log.read(), lambda seq: SMALL).mismatches == ()
+
+
+@pytest.mark.parametrize(("fact", "before", "then"), [("kv.pool_tokens", 100_000, 95_000), ("gpu.memory_free_gib", 70.0, 20.0)])
+def test_what_varies_from_start_to_start_is_no_drift(fact, before, then):
+    box = ChangingBox(EAGER, flat, noise=0.004, fact=fact, before=before, then=then, after=1)
+    _state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
+    assert drifted(log) == []

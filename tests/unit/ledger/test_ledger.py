@@ -101,7 +101,7 @@ def test_an_engine_that_was_upgraded_between_two_launches_is_no_effect_of_a_sett
     info.write_text(info.read_text().replace('"version":"0.5.12"', '"version":"0.5.13"'))
     after = read_bundle(tmp_path / "after").evidence
     assert any("0.5.12" in text and "0.5.13" in text for text in after.value("validity.version_conflict"))  # type: ignore[union-attr]
-    (flip,) = flips(read("tp1-7b-graph32"), after, {}, {})
+    (flip,) = flips(read("tp1-7b-graph32"), after, {"x": (1, 2)}, {})
     assert (flip.fact, flip.before, flip.after) == ("engine.version", "0.5.12", "0.5.13")
     assert flip.drift and flip.confounds and flip.blame == ()
 
