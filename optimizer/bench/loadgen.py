@@ -25,6 +25,7 @@ import selectors
 import signal
 import socket
 import ssl
+import struct
 import sys
 import time
 import urllib.parse
@@ -716,6 +717,92 @@ class Request:
         self.row, self.said, self.lap = None, None, 0
 
 
+# The kernel stamps what it receives (SO_TIMESTAMPNS of Linux, the same number on every 64-bit machine that runs engines).
+STAMPNS = 35 if sys.platform == "linux" and struct.calcsize("l") == 8 else None
+_timespec = struct.Struct("qq").unpack
+
+
+class Wire:
+    """A plain TCP connection, read so that each piece has the time at which the kernel received it. On a busy machine
+    this process is woken late, by milliseconds where others compete for the CPU, and that lateness would be taken for the
+    server's. Where one read brings several pieces it is the time of the last. Has what ``Connection`` needs of a transport.
+    """
+
+    def __init__(self, loop, sock, connection):
+        self.loop, self.sock, self.connection, self.clock = loop, sock, connection, connection.clock
+        self.unsent, self.closed, self.last = b"", False, time.monotonic()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, STAMPNS, 1)
+        loop.add_reader(sock.fileno(), self._readable)
+        connection.connection_made(self)
+
+    def is_closing(self):
+        return self.closed
+
+    def _readable(self):
+        try:
+            data, told, _, _ = self.sock.recvmsg(READ_BYTES, 64)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._close(error)
+            return
+        if not data:
+            self._close(None)
+            return
+        at = self.clock()  # it had come by then
+        if told and len(told[0][2]) == 16:
+            seconds, nanoseconds = _timespec(told[0][2])
+            # Between the last piece and now, whatever was done to the wall clock meanwhile.
+            at = min(at, max(self.last, seconds - self.clock.wall + nanoseconds * 1e-9))
+        self.last = at
+        self.connection.received(data, at)
+
+    def write(self, data):
+        if self.unsent or self.closed:
+            self.unsent += data
+            return
+        try:
+            sent = self.sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._close(error)
+            return
+        if sent < len(data):
+            self.unsent = data[sent:]
+            self.loop.add_writer(self.sock.fileno(), self._writable)
+
+    def _writable(self):
+        try:
+            self.unsent = self.unsent[self.sock.send(self.unsent) :]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._close(error)
+            return
+        if not self.unsent:
+            self.loop.remove_writer(self.sock.fileno())
+
+    def abort(self):
+        self._close(None)
+
+    def set_protocol(self, protocol):
+        self.connection = protocol
+
+    def _close(self, error):
+        if self.closed:
+            return
+        self.closed = True
+        self.loop.remove_reader(self.sock.fileno())
+        self.loop.remove_writer(self.sock.fileno())
+        self.sock.close()
+        self.loop.call_soon(self._gone, error)
+
+    def _gone(self, error):
+        self.connection.connection_lost(error)
+
+
 class Connection(asyncio.Protocol):
     """One keep-alive connection and the request that is in flight on it."""
 
@@ -739,8 +826,10 @@ class Connection(asyncio.Protocol):
         self.transport.write(message)
 
     def data_received(self, data):
+        self.received(data, self.clock())
+
+    def received(self, data, now):
         response = self.response
-        now = self.clock()
         if response is None:
             self.transport.abort()  # bytes without a request: the connection cannot be trusted any more
             return
@@ -857,6 +946,8 @@ class Generator:
         self.tls = None
         if url.scheme == "https":
             self.tls = ssl.create_default_context(cafile=self.job.get("ca_file"))
+        # Inside TLS the kernel cannot tell which of its records holds which event.
+        self.stamps = "kernel" if STAMPNS and self.tls is None and hasattr(self.clock, "wall") else "loop"
         base = url.path.rstrip("/")
         if base.endswith("/v1"):
             base = base[:-3]
@@ -1014,16 +1105,7 @@ class Generator:
 
     async def _connect(self, connection, request):
         try:
-            opening = self.loop.create_connection(
-                lambda: connection,
-                sock=None,
-                host=self.address[4][0],
-                port=self.port,
-                family=self.address[0],
-                ssl=self.tls,
-                server_hostname=self.host if self.tls else None,
-            )
-            await asyncio.wait_for(opening, self.connect_timeout)
+            await asyncio.wait_for(self._opened(connection), self.connect_timeout)
         except ConnectionRefusedError as error:
             failure, detail = "refused", str(error)
         except (asyncio.TimeoutError, TimeoutError):
@@ -1044,6 +1126,26 @@ class Generator:
                     self._failed_to_open(connection, request, "reset", "the connection closed as soon as it was open")
             return
         self._failed_to_open(connection, request, failure, detail)
+
+    async def _opened(self, connection):
+        if self.stamps == "kernel":
+            sock = socket.socket(self.address[0], socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                await self.loop.sock_connect(sock, self.address[4])
+                Wire(self.loop, sock, connection)
+            except BaseException:
+                sock.close()
+                raise
+            return
+        await self.loop.create_connection(
+            lambda: connection,
+            host=self.address[4][0],
+            port=self.port,
+            family=self.address[0],
+            ssl=self.tls,
+            server_hostname=self.host if self.tls else None,
+        )
 
     def _failed_to_open(self, connection, request, failure, detail):
         connection.opening = False
@@ -1469,6 +1571,7 @@ class Generator:
             else None,
             "clock_step_real_s": round(self.clock_step, 3),
             "in_flight": [[since(t), n] for t, n in self.states if w0 and t >= w0] if self.rate else [],
+            "stamps": self.stamps,
             "loop": type(self.loop).__module__.split(".")[0],
             "python": "%d.%d.%d" % sys.version_info[:3],
         }
@@ -1495,20 +1598,22 @@ def _boot_clock():
     return time.clock_gettime(clock) if clock is not None else time.monotonic()
 
 
-class WakeSelector(selectors.DefaultSelector):
+class WakeClock(selectors.DefaultSelector):
     """Remembers when it last returned. What was readable then had come by then: with 64 streams in step the last one
-    is read a millisecond later, and that millisecond is ours, not the server's."""
+    is read a millisecond later, and that millisecond is ours, not the server's. ``wall``: what the wall clock, which the
+    kernel stamps by, is ahead of the monotonic one."""
 
     def __init__(self):
         super().__init__()
-        self.woke = time.monotonic()
+        self.woke, self.wall = time.monotonic(), time.time() - time.monotonic()
 
     def select(self, timeout=None):
         ready = super().select(timeout)
         self.woke = time.monotonic()
+        self.wall = time.time() - self.woke
         return ready
 
-    def clock(self):
+    def __call__(self):
         return self.woke
 
 
@@ -1516,14 +1621,15 @@ class BatchClock:
     """The same for a loop whose waiting cannot be watched: the time of the first read of each turn of the loop."""
 
     def __init__(self, loop):
-        self.loop, self.at = loop, None
+        self.loop, self.at, self.wall = loop, None, 0.0
 
     def forget(self):
         self.at = None
 
-    def clock(self):
+    def __call__(self):
         if self.at is None:
             self.at = time.monotonic()
+            self.wall = time.time() - self.at
             self.loop.call_soon(self.forget)  # runs after the reads of this turn
         return self.at
 
@@ -1540,10 +1646,10 @@ def run_job(job, emit=_emit):
         import uvloop  # faster by half; never required
 
         loop = uvloop.new_event_loop()
-        clock = BatchClock(loop).clock
+        clock = BatchClock(loop)
     except ImportError:
-        selector = WakeSelector()
-        loop, clock = asyncio.SelectorEventLoop(selector), selector.clock
+        clock = WakeClock()
+        loop = asyncio.SelectorEventLoop(clock)
     generator = Generator(job, emit, clock)
     if generator.cpus == "auto":
         generator.cpus = cpus_away_from(generator.port)
