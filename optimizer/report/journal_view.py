@@ -110,7 +110,7 @@ def _labels(fact: Mapping[str, Any]) -> str:
 def _implied_cause(entries: Sequence[Entry], entry: Entry) -> int | None:
     """What a reader wants next: an outcome's intent, the choice behind a launch, the ranking behind a choice, the verdict behind
     a promotion. None: the recorded cause is the answer."""
-    before = [item for item in entries if item.seq < entry.seq]
+    before = [item for item in entries if item.seq < entry.seq and (not entry.box or item.box in ("", entry.box))]
 
     def last(*kinds: EntryKind) -> int | None:
         return next((item.seq for item in reversed(before) if item.kind in kinds), None)
@@ -144,7 +144,8 @@ def journal_document(folder: Path, *, why: int | None = None, hypothesis: str | 
     if why is not None:
         return {"study": folder.name, "why": why, "text": why_text(entries, why)}
     rows = [
-        {"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "cause": entry.cause, "text": sentence(entry), "body": entry.body}
+        {"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "cause": entry.cause, "text": sentence(entry), "body": entry.body,
+         **({"box": entry.box} if entry.box else {})}  # fmt: skip
         for entry in entries
         if hypothesis is None or _concerns(entry, hypothesis)
     ]

@@ -41,16 +41,16 @@ def _trials(entries: list[Entry] | Any) -> tuple[State, list[ExportedTrial]]:
     state, order = State(), list[str]()
     rows: dict[str, dict[str, Any]] = {}
     for entry in entries:
-        step = STEP.validate_python(entry.body["step"]) if entry.kind == EntryKind.INTENT else state.open
+        step = STEP.validate_python(entry.body["step"]) if entry.kind == EntryKind.INTENT else state.boxes.get(entry.box, state).open
         state = apply(state, entry)
         if entry.kind == EntryKind.INTENT and isinstance(step, Launch):
             order.append(step.key)
-            rows[step.key] = {"settings": step.settings, "purpose": step.purpose, "started": _time(entry.at_utc), "entry": entry.seq}
+            rows[step.key] = {"settings": step.settings, "purpose": step.purpose, "started": _time(entry.at_utc), "entry": entry.seq, "box": entry.box}
         elif entry.kind == EntryKind.OUTCOME and isinstance(step, Launch | Measure):
             row = rows.get(step.key if isinstance(step, Launch) else step.launch)
             if row is not None:
                 row["ended"] = _time(entry.at_utc)
-                _learn(row, entry, state, step)
+                _learn(row, entry, state.boxes.get(entry.box, state), step)
     return state, [_trial(rows[key], state) for key in order if "value" in rows[key] or "failed" in rows[key]]
 
 
@@ -72,7 +72,8 @@ def _trial(row: dict[str, Any], state: State) -> ExportedTrial:
     params = {name: value for name, value in {**state.given, **row["settings"].values}.items() if value is not None}
     return ExportedTrial(
         params=params, value=row.get("value"), failed=row.get("failed", ""), started=row["started"], ended=row.get("ended"),
-        notes={"purpose": row["purpose"], "journal_entry": row["entry"], "infeasible": bool(row.get("infeasible", False))},
+        notes={"purpose": row["purpose"], "journal_entry": row["entry"], "infeasible": bool(row.get("infeasible", False)),
+               **({"box": row["box"]} if row["box"] else {})},
     )  # fmt: skip
 
 
