@@ -145,7 +145,7 @@ def journal_document(folder: Path, *, why: int | None = None, hypothesis: str | 
         return {"study": folder.name, "why": why, "text": why_text(entries, why)}
     rows = [
         {"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "cause": entry.cause, "text": sentence(entry), "body": entry.body,
-         **({"box": entry.box} if entry.box else {})}  # fmt: skip
+         **({"box": entry.box} if entry.box else {})}
         for entry in entries
         if hypothesis is None or _concerns(entry, hypothesis)
     ]
