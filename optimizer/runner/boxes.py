@@ -4,7 +4,7 @@ order, is a function of the journal; only which of the running steps ends first 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from optimizer.core.decide import decide_boxes
@@ -17,6 +17,9 @@ from optimizer.model.outcome import Failed, Unknown
 from optimizer.model.step import Secure, Step
 from optimizer.runner.base import Effect, EntryLog, Executor
 from optimizer.runner.loop import StopRequest, Watch
+
+# Before each attempt to find out how a step ended: the others work meanwhile, so that a link has time to come back.
+PATIENCE_S = (0.0, 5.0, 25.0)
 
 
 class BoxesStop(StopRequest):
@@ -58,20 +61,28 @@ class AbsentBox:
 
 
 async def drive_boxes(
-    log: EntryLog, executors: Mapping[str, Executor], plan: Plan, *, stop: BoxesStop | None = None, watch: Watch | None = None
-) -> State:
+    log: EntryLog, executors: Mapping[str, Executor], plan: Plan, *, stop: BoxesStop | None = None, watch: Watch | None = None,
+    patience_s: Sequence[float] = PATIENCE_S,
+) -> State:  # fmt: skip
     """Run the study in ``log`` to its end, each box by its executor, and return the final state. Raises what an executor raises
     (NeedsOperator, or a defect) after every other running step was broken off; its intent then stays open for ``resume``."""
-    boxes = _Boxes(log, executors, plan, stop or BoxesStop(), watch)
+    boxes = _Boxes(log, executors, plan, stop or BoxesStop(), watch, patience_s)
     try:
         return await boxes.drive()
     finally:
         await boxes.end()
 
 
+async def _after(pause_s: float, work: Callable[[Step], Awaitable[Effect]], step: Step) -> Effect:
+    await asyncio.sleep(pause_s)
+    return await work(step)
+
+
 class _Boxes:
-    def __init__(self, log: EntryLog, executors: Mapping[str, Executor], plan: Plan, stop: BoxesStop, watch: Watch | None) -> None:
+    def __init__(self, log: EntryLog, executors: Mapping[str, Executor], plan: Plan, stop: BoxesStop, watch: Watch | None,
+                 patience_s: Sequence[float]) -> None:  # fmt: skip
         self.log, self.executors, self.plan, self.stop, self.watch = log, executors, plan, stop, watch
+        self.patience_s = patience_s
         self.state = fold(log.read())
         self.running: dict[str, asyncio.Task[Effect]] = {}
         self.closing_since: dict[str, bool] = {}  # whether the running step of a box began while it was closing
@@ -124,7 +135,9 @@ class _Boxes:
         more are broken off: taking a box and giving it back are not, half done it would be neither ours nor free."""
         for name, part in self.state.boxes.items():
             if part.open is not None and name not in self.running and not part.lost and part.open_failures < MAX_UNKNOWN:
-                self._start(name, self.executors[name].reconcile(part.open))
+                waits = part.closing is None and not isinstance(self.executors[name], AbsentBox)
+                pause_s = self.patience_s[min(part.open_failures, len(self.patience_s) - 1)] if waits else 0.0
+                self._start(name, _after(pause_s, self.executors[name].reconcile, part.open))
             task = self.running.get(name)
             if task is not None and part.closing is not None and not self.closing_since[name] and not isinstance(part.open, Secure):
                 task.cancel()

@@ -98,8 +98,8 @@ async def test_two_boxes_share_one_study(pair: Pair) -> None:
 
 
 async def test_one_box_dies_and_the_coordinator_is_killed(pair: Pair) -> None:
-    """The coordinator dies in a measurement; when it is resumed, one box no longer answers. The study ends on the other one."""
-    killed = await asyncio.to_thread(pair, *pair.words("dies", "--finish", "restore"), OPTIMIZER_CRASH_AT="box.run_job.output:6")
+    """The coordinator dies once both have a baseline; when it is resumed, one box no longer answers. The study ends on the other one."""
+    killed = await asyncio.to_thread(pair, *pair.words("dies", "--finish", "restore"), OPTIMIZER_CRASH_AT="loop.after_effect:14")
     assert killed.exit == -9, killed.err
     pair.servers[1].drop()
     await pair.servers[1].stop()
@@ -107,5 +107,6 @@ async def test_one_box_dies_and_the_coordinator_is_killed(pair: Pair) -> None:
     assert done.exit == 5, done.err
     assert done.json["ending_elsewhere"] == "met"
     assert "box-b could not be brought into its end state" in done.json["reason"]
+    assert all(row["baseline_launches"] for row in done.json["boxes"])
     assert done.json["boxes"][1]["lost"] and not done.json["boxes"][0]["lost"]
     await asyncio.to_thread(pair.check, "dies", alive=(0,))

@@ -92,7 +92,7 @@ def test_two_boxes_share_the_ideas_and_the_best_serves_on_both() -> None:
     check_journal(driver)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(count=st.integers(2, 4), seed=st.integers(0, 10_000), noise=st.sampled_from([0.005, 0.03, 0.08]), launches=st.integers(4, 16),
        target=st.sampled_from(["1000tps@16", "5000tps@16"]), crash=st.booleans())  # fmt: skip
 def test_in_any_order_of_outcomes_the_study_ends_and_nothing_is_done_twice(
@@ -109,7 +109,7 @@ def test_in_any_order_of_outcomes_the_study_ends_and_nothing_is_done_twice(
         assert not box.armed
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10_000), dies=st.integers(1, 60), back=st.booleans())
 def test_a_box_that_dies_at_any_step_costs_its_trial_alone(seed: int, dies: int, back: bool) -> None:
     dead = []
@@ -143,7 +143,7 @@ def test_a_box_that_dies_at_any_step_costs_its_trial_alone(seed: int, dies: int,
     assert {name for changes in state.promoted for name in changes} >= {"disable_cuda_graph", "max_running_requests"}, "what b was testing was tested on a"
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10_000), cut=st.integers(2, 150))
 def test_every_prefix_folds_and_a_resumed_study_ends(seed: int, cut: int) -> None:
     driver = Driver(several(2), boxes_of(2), seed=seed)
@@ -151,7 +151,7 @@ def test_every_prefix_folds_and_a_resumed_study_ends(seed: int, cut: int) -> Non
         if not driver.step():
             break
     entries = list(driver.log.read())
-    for at in range(1, len(entries) + 1):
+    for at in range(1, len(entries) + 1, 5):
         assert fold(entries[:at]).seq == at
     # Another process: the intents that were open are reconciled, on boxes that know what was started.
     state = asyncio.run(drive_boxes(driver.log, driver.executors, PLAN))
@@ -229,6 +229,16 @@ def test_a_box_that_is_away_when_the_study_is_resumed_is_given_up() -> None:
     state = asyncio.run(drive_boxes(driver.log, executors, PLAN))
     assert state.closed is not None and state.closed["ending_elsewhere"] == "met"
     assert state.boxes["b"].lost
+
+
+def test_a_link_that_comes_back_in_time_costs_nothing() -> None:
+    boxes = boxes_of(2)
+    boxes["b"] = ModelBox(BAD, speed, fault=lambda step, number: unknown() if number == 9 else None)
+    log = MemoryLog()
+    log.append("opened", {"spec": several(2).plain()}, expect=0)
+    state = asyncio.run(drive_boxes(log, boxes, PLAN, patience_s=(0.0, 0.01)))
+    assert state.closed is not None and state.closed["ending"] == "met"
+    assert not state.boxes["b"].lost
 
 
 def test_all_boxes_lost_asks_for_a_person() -> None:
