@@ -100,15 +100,16 @@ def pending(part: State) -> frozenset[str]:
 
 
 def settled_elsewhere(part: State) -> list[Any]:
-    """Settings that another box measures now, settled, or found not to run: no box tries them a second time. What a lost box was in
-    the midst of is not among them."""
+    """Settings that another box settled, or found not to run: no box tries them a second time. What a lost box was in the midst of is
+    not among them."""
     tried = {digest for one in (part, *part.peers) for belief in one.beliefs.values() for digest in belief.tried}
-    found = []
-    for peer in part.peers:
-        found += [arm.settings for arm in peer.arms.values() if arm.crashed or arm.given_up or arm.settings.digest in tried]
-        if peer.test is not None and peer.test.settings is not None:
-            found.append(peer.test.settings)
-    return found
+    arms = [arm for peer in part.peers for arm in peer.arms.values()]
+    return [arm.settings for arm in arms if arm.crashed or arm.given_up or arm.settings.digest in tried]
+
+
+def measured_now(part: State) -> list[Any]:
+    """Settings that another box is testing: they are left alone until that is settled, and refused for nothing."""
+    return [peer.test.settings for peer in part.peers if peer.test is not None and peer.test.settings is not None]
 
 
 def measured_elsewhere(part: State) -> list[tuple[Any, float | None]]:

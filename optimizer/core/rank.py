@@ -237,7 +237,11 @@ def choose(state: State, plan: Plan) -> tuple[str, dict[str, Any]] | None:
         book = plan.playbook(row["id"])
         if book is not None and row["id"] not in boxes.pending(state):
             kind, body = _candidate(state, plan, book, row)
-            return kind, _bundled(state, plan, body, testable) if kind == "chosen" else body
+            if kind != "chosen":
+                return kind, body
+            body = _bundled(state, plan, body, testable)
+            if not _measured_now(state, plan, body):
+                return kind, body
     for row in state.ranked:
         if row["hand_over"] and row["status"] in OPEN and row["probability"] >= HAND_OVER_PROBABILITY:
             book = plan.playbook(row["id"])
@@ -246,6 +250,16 @@ def choose(state: State, plan: Plan) -> tuple[str, dict[str, Any]] | None:
                 return "refused", {"kind": "hand_over", "hypothesis": book.id, "params": {}, "why": action.text, "source": book.source,
                                    "claim": book.claim}  # fmt: skip
     return None
+
+
+def _measured_now(state: State, plan: Plan, body: Mapping[str, Any]) -> bool:
+    """Whether another box is testing what these changes come to: it waits, and is neither launched nor refused."""
+    now = boxes.measured_now(state)
+    if not now or body["changes"] is None:
+        return False
+    base = ground(state, plan)
+    given = Settings(values=dict(state.given))
+    return point_digest(base.settings.merged(body["changes"]), base) in {point_digest(given.merged(one.values), base) for one in now}
 
 
 def _bundled(state: State, plan: Plan, body: dict[str, Any], testable: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -308,3 +308,17 @@ def test_a_retryable_failure_on_one_box_is_counted_there() -> None:
     state = driver.run()
     assert state.closed is not None and state.closed["ending"] == "met"
     check_journal(driver)
+
+
+def test_what_another_box_is_testing_is_neither_launched_nor_refused() -> None:
+    """Two causes with the same cure: while one is tested, the other waits; nothing is held against it."""
+    twin = GRAPHS.model_copy(update={"id": "admission-cap-too-low"})
+    driver = Driver(several(2, target="9000tps@16", best_effort=True), boxes_of(2, EAGER), replace(PLAN, playbooks=(GRAPHS, twin)))
+    state = driver.run()
+    entries = driver.log.read()
+    for entry in driver.of(EntryKind.REFUSED):
+        assert not any(part.test is not None for part in fold(entries[: entry.seq - 1]).boxes.values())
+    launched = [entry.body["step"]["settings"]["values"] for entry in driver.of(EntryKind.INTENT) if (entry.body["step"]["kind"], entry.body["step"].get("purpose")) == ("launch", "candidate")]
+    assert launched == [{"disable_cuda_graph": None}]
+    assert state.closed is not None and state.closed["best"]["fresh_confirmation"] is True
+    check_journal(driver)
