@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.core.state import fold
-from optimizer.errors import JournalError
+from optimizer.errors import JournalError, UsageError
 from optimizer.journal import Journal
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.runner.loop import drive
@@ -47,6 +47,11 @@ def _driven(folder: Path, until: int | None) -> dict[str, Any]:
     entries = entries[:until] if until else entries
     log = MemoryLog()
     first = entries[0]
+    if first.body.get("spec", {}).get("boxes"):
+        raise UsageError(
+            f"{folder.name} is a study on several boxes: which of their steps ended first is part of what was recorded, and another policy would have met another order.",
+            hint=f"optimize replay {folder.name} --verify recomputes every decision in the recorded order.",
+        )
     log.append("opened", first.body, expect=0)
     executor = RecordedExecutor(entries)
     stopped = ""
