@@ -139,7 +139,8 @@ class _Boxes:
                 pause_s = self.patience_s[min(part.open_failures, len(self.patience_s) - 1)] if waits else 0.0
                 self._start(name, _after(pause_s, self.executors[name].reconcile, part.open))
             task = self.running.get(name)
-            if task is not None and part.closing is not None and not self.closing_since[name] and not isinstance(part.open, Secure):
+            unneeded = part.closing is not None and not self.closing_since.get(name) and not isinstance(part.open, Secure)
+            if task is not None and unneeded and not task.cancelling():  # once: what it does to end in order is not broken off too
                 task.cancel()
 
     def _begin(self, decision: OnBox) -> None:
