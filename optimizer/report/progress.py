@@ -124,7 +124,8 @@ class Progress:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
-        table.add_row("phase", f"{phase_of(state)}{self._tested(state)}")
+        if not state.boxes:
+            table.add_row("phase", f"{phase_of(state)}{self._tested(state)}")
         for name, part in state.boxes.items():
             table.add_row(name, f"{phase_of(part)}{self._tested(part)}{_step_of(part)}")
         if self._step is not None and not state.boxes:
