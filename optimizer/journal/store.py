@@ -197,25 +197,26 @@ class Journal:
             raise JournalCorrupt(
                 f"{self.path} is damaged: {answers[0]}.", hint="Restore the study's folder from a copy."
             )
-        open_key: str | None = None
+        opened: dict[str, str | None] = {}  # box -> key of its open intent
         keys: set[str | None] = set()
         count = 0
         for entry in self._pages():
             count += 1
             if entry.cause is not None and not 0 < entry.cause < entry.seq:
                 raise JournalCorrupt(f"Entry {entry.seq} names {entry.cause} as its cause, which is no earlier entry.")
+            open_key = opened.get(entry.box)
             if entry.kind is EntryKind.INTENT:
                 if open_key is not None or entry.key in keys:
                     raise JournalCorrupt(
                         f"Entry {entry.seq} announces {entry.key!r} while {open_key!r} is open, or a second time."
                     )
-                open_key = entry.key
+                opened[entry.box] = entry.key
                 keys.add(entry.key)
             elif entry.kind is EntryKind.OUTCOME:
                 if entry.key is None or entry.key != open_key:
                     raise JournalCorrupt(f"Entry {entry.seq} is the outcome of {entry.key!r}, which is not open.")
                 if _status(entry.body) != "unknown":
-                    open_key = None
+                    opened[entry.box] = None
             for digest in (entry.body.get("blobs") or {}).values():
                 self.blob(digest)
         return count
