@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_REDACTED = re.compile(r"«redacted:[0-9a-f]{8}»")
+# Of ours, and of the box: what the guard there holds is found again by its number.
+_REDACTED = re.compile(r"«(?:redacted:[0-9a-f]{8}|secret:[0-9]+)»")
 
 # Values that are no secret even under a secret's name: unset, switched off, or a count.
 _HARMLESS = re.compile(r"(?:none|null|true|false|\*+|<[^>]*>|\$\{?\w+\}?|[0-9.]{1,6})?", re.IGNORECASE)
@@ -158,6 +159,8 @@ class Redactor:
         group = next(name for name in ("s", "quoted", "bare") if match.groupdict().get(name) is not None)
         secret = match[group]
         if _HARMLESS.fullmatch(secret) or _PLACEHOLDER.fullmatch(secret) or _REDACTED.search(secret):
+            return match[0]
+        if match.string.endswith("«secret:", 0, match.start(group)):  # the number of what the box has hidden
             return match[0]
         if len(secret) >= 20 or any(
             character.isdigit() for character in secret

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +119,19 @@ def traces(home: Path, port: int) -> dict[str, Any]:
     return {
         "processes": sorted(line[:120] for _, line in of_home(home).values()),
         "files": sorted(str(path) for path in root.rglob("*")) + ([str(root)] if root.exists() else []),
-        "port": listening(port), "shared_memory": sorted(path.name for path in Path("/dev/shm").iterdir()),
+        "port": listening(port),
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
     }  # fmt: skip
+
+
+def segments(pids: Iterable[int]) -> set[str]:
+    """Shared memory that these processes have mapped."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            rows = (row.split(None, 5) for row in Path(f"/proc/{pid}/maps").read_text().splitlines())
+            found |= {row[5] for row in rows if len(row) == 6 and row[5].startswith("/dev/shm/")}
+    return found
 
 
 def available_mib() -> float:
@@ -138,9 +148,12 @@ def soak(home: Path, env: Mapping[str, str], argv: Sequence[str], port: int, lau
         began = time.monotonic()
         words = [sys.executable, __file__, "--one", study, "--home", str(home), "--port", str(port), "--argv", shlex.join(argv)]
         coordinator = subprocess.Popen(words, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        at = began + rng.uniform(0.3, AT_MOST_S)
-        while kind != "nobody" and coordinator.poll() is None:
-            if time.monotonic() > at and (pid := victim_of(kind, home, coordinator.pid, study)) is not None:
+        at, seen, shared = began + rng.uniform(0.3, AT_MOST_S), 0.0, set[str]()
+        while coordinator.poll() is None:
+            if time.monotonic() > seen + 0.2:
+                shared |= segments(of_home(home))
+                seen = time.monotonic()
+            if kind != "nobody" and time.monotonic() > at and (pid := victim_of(kind, home, coordinator.pid, study)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     killed[kind] += 1
@@ -154,9 +167,10 @@ def soak(home: Path, env: Mapping[str, str], argv: Sequence[str], port: int, lau
         while True:  # a shim of the dead coordinator may still be at work, and holds the lock as long
             done = subprocess.run([sys.executable, __file__, "--recover", "--home", str(home)], env=dict(env), capture_output=True, text=True, check=False)
             after = traces(home, port)
-            if done.returncode == 0 and after == before:
+            left = sorted(path for path in shared if Path(path).exists())
+            if done.returncode == 0 and after == before and not left:
                 break
-            assert time.monotonic() < end, f"launch {number}, {kind} killed: {json.dumps({'before': before, 'after': after}, indent=1)}\n{done.stderr}\n{err}"
+            assert time.monotonic() < end, f"launch {number}, {kind} killed: {json.dumps({'before': before, 'after': after, 'shared': left}, indent=1)}\n{done.stderr}\n{err}"
             time.sleep(0.3)
         took.append(time.monotonic() - began)
     return {

@@ -50,6 +50,8 @@ if __name__ == "__main__" and "--help" not in sys.argv:
         time.sleep(600)
     if (home / "slow").exists() and not os.environ.get("OPTIMIZER_LAUNCH_ID"):
         time.sleep(float((home / "slow").read_text()))  # the owner's server alone
+    if (home / "talk").exists():
+        print((home / "talk").read_text(), file=sys.stderr, flush=True)
     play = server.script
     server.script = lambda *given: (dataclasses.replace(phase, delay_s=0.0) for phase in play(*given))
     server.main(sys.argv[1:], home)

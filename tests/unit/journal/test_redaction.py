@@ -167,6 +167,13 @@ def test_redacting_twice_changes_nothing_and_equal_secrets_stay_equal() -> None:
     assert once["c"] == {"d": [1, 2.5, None, True]}
 
 
+def test_what_the_box_has_hidden_keeps_its_number() -> None:
+    """The guard there finds the secret by it: replaced, a resumed study could not launch the server again."""
+    argv = ["serve", "--api-key", "«secret:3»", "--hf-token=«secret:4»"]
+    assert Redactor().value({"argv": argv}) == {"argv": argv}
+    assert Redactor().text(" ".join(argv)) == " ".join(argv)
+
+
 def test_bytes_that_are_no_text_come_through() -> None:
     data = bytes(range(256)) * 3
     assert Redactor().data(data) == data
