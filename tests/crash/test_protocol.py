@@ -134,3 +134,18 @@ def test_dying_again_while_recovering(monkeypatch: pytest.MonkeyPatch) -> None:
         deaths = (rng.randint(1, undisturbed.count), rng.randint(1, 12))
         ended, _, box = study(deaths, monkeypatch, original=True)
         check(ended, box, original=True, expected=outcome_of(state))
+
+
+@pytest.mark.slow
+def test_three_hundred_deaths_while_recovering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs drawn over the whole study and the whole recovery, and studies that die again and again."""
+    state, undisturbed, _ = study((), monkeypatch, original=True)
+    expected, rng = outcome_of(state), random.Random(11)
+    pairs = {(rng.randint(1, undisturbed.count), rng.randint(1, undisturbed.count // 2)) for _ in range(400)}
+    for deaths in sorted(pairs)[:300]:
+        ended, _, box = study(deaths, monkeypatch, original=True)
+        check(ended, box, original=True, expected=expected)
+    for _ in range(40):
+        deaths = tuple(rng.randint(1, 30) for _ in range(8))
+        ended, _, box = study(deaths, monkeypatch, original=True)
+        check(ended, box, original=True, expected=expected)

@@ -107,7 +107,7 @@ def test_the_old_writer_that_wakes_up_cannot_write(path: Path) -> None:
 
 def test_of_two_racing_coordinators_exactly_one_gets_each_study(tmp_path: Path) -> None:
     folder = tmp_path / "studies"
-    for n in range(30):
+    for n in range(100):
         with Journal.create(folder / f"{n:03}.db") as journal:
             journal.append("opened", {}, expect=0)
     racers = [started(RACE, str(folder)) for _ in range(2)]
@@ -116,7 +116,7 @@ def test_of_two_racing_coordinators_exactly_one_gets_each_study(tmp_path: Path) 
         assert racer.stdin
         racer.stdin.write("go\n")
     won = [int(told(racer)) for racer in racers]
-    assert sum(won) == 30
+    assert sum(won) == 100
     for racer in racers:
         told(racer, "end")
         assert racer.wait(10) == 0
