@@ -17,6 +17,7 @@
     │   ├── JournalTooNew           6   written by a newer release
     │   ├── AnotherWriter           6   a second coordinator
     │   ├── JournalCorrupt          6   broken chain, gap or foreign file
+    │   ├── StoreLost               6   the database that keeps the journal is out of reach (retryable)
     │   ├── KnowledgeChanged        6   the pinned playbooks differ from those on disk
     │   └── NondeterminismError     6   a recomputed conclusion differs from the recorded one
     └── Interrupted               130   the user asked to stop; the box is clean
@@ -172,6 +173,16 @@ class JournalCorrupt(JournalError):
 
     To do: restore the study's folder from a copy; `optimize restore --host HOST` needs no journal.
     """
+
+
+class StoreLost(JournalError):
+    """The database that keeps the journal cannot be reached, or the connection to it died and did not come back. What was
+    committed is there; without it nothing more was done.
+
+    To do: when the database answers again, `optimize resume STUDY`: it reads back what was committed and goes on.
+    """
+
+    retryable = True
 
 
 class KnowledgeChanged(JournalError):

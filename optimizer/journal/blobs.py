@@ -2,6 +2,7 @@
 database."""
 
 import zlib
+from typing import Any
 
 from optimizer.errors import JournalCorrupt
 from optimizer.model.base import Frozen
@@ -20,6 +21,18 @@ class Blob(Frozen):
     total_bytes: int
     kept: str
     data: bytes
+
+
+BLOB_COLUMNS = ("sha256", "encoding", "total_bytes", "kept", "data")
+
+
+def blob_row(blob: Blob) -> tuple[Any, ...]:
+    """The row to insert, in the order of BLOB_COLUMNS."""
+    return (blob.sha256, blob.encoding, blob.total_bytes, blob.kept, blob.data)
+
+
+def blob_of(row: tuple[Any, ...]) -> Blob:
+    return Blob(sha256=row[0], encoding=row[1], total_bytes=row[2], kept=row[3], data=row[4])
 
 
 def packed(data: bytes, cap_bytes: int = CAP_BYTES) -> Blob:

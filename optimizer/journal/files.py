@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from optimizer.errors import AnotherWriter, JournalCorrupt, JournalError
 from optimizer.journal import schema
+from optimizer.journal.refusals import refused
 
 # How long an append waits for another connection to finish.
 BUSY_TIMEOUT_MS = 30_000
@@ -129,18 +130,17 @@ def is_pinned(connection: sqlite3.Connection) -> bool:
     return connection.execute("PRAGMA journal_mode").fetchone()[0] not in ("wal",)
 
 
-def closed_copy(connection: sqlite3.Connection, dest: Path) -> None:
-    """Copy the database to ``dest`` by SQLite's backup interface, as one file without a write-ahead log."""
+@contextlib.contextmanager
+def drafted(dest: Path) -> Iterator[sqlite3.Connection]:
+    """A new database that appears as ``dest`` when the block ends well: whole, durable, and never over something that is
+    there."""
     if dest.exists():
         raise JournalError(f"{dest} exists already.", hint="Export to another place.")
     dest.parent.mkdir(parents=True, exist_ok=True)
     draft = dest.with_name(f".{dest.name}.{os.getpid()}.part")
     try:
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy:
-            connection.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")
-            # The writer of the original does not hold the copy.
-            copy.execute("UPDATE lease SET released_utc = at_utc WHERE released_utc IS NULL")
+            yield copy
         descriptor = os.open(draft, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -154,6 +154,15 @@ def closed_copy(connection: sqlite3.Connection, dest: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
+def closed_copy(connection: sqlite3.Connection, dest: Path) -> None:
+    """Copy the database to ``dest`` by SQLite's backup interface, as one file without a write-ahead log."""
+    with drafted(dest) as copy:
+        connection.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")
+        # The writer of the original does not hold the copy.
+        copy.execute("UPDATE lease SET released_utc = at_utc WHERE released_utc IS NULL")
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in ``folder`` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -163,25 +172,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# The prefix of a trigger's refusal -> what it means. All of them mean that nothing was written.
-_REFUSALS = {
-    "stale": (AnotherWriter, "Another process has taken this study over.", "Stop it before you resume here."),
-    "gap": (AnotherWriter, "Something else has written to this journal.", "Stop the other coordinator, then resume."),
-    "chain": (AnotherWriter, "Something else has written to this journal.", "Stop the other coordinator, then resume."),
-}
-
-
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into ours."""
     try:
         yield
     except sqlite3.IntegrityError as error:
-        code = str(error).partition(":")[0]
-        kind, what, hint = _REFUSALS.get(
-            code, (JournalError, "The rules of the journal refuse this entry.", "This is a bug; please report it.")
-        )
-        raise kind(f"{what} ({path}: {error})", hint=hint) from error
+        raise refused(path, str(error)) from error
     except sqlite3.DatabaseError as error:
         name = getattr(error, "sqlite_errorname", "")
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):

@@ -1,5 +1,5 @@
 """Who may write a journal: which process holds the lease, and whether that process still exists. Judges by boot id, PID
-and the PID's start time, never by a clock; never touches the database."""
+and the PID's start time, or by what a shared database says, never by a clock; never touches the database."""
 
 import os
 import socket
@@ -21,14 +21,26 @@ class Holder(Frozen):
     boot_id: str
     at_utc: str
     released: bool = False
+    held: bool | None = None  # what a database says that knows; None: this machine has to be asked
 
     @property
     def alive(self) -> bool:
-        """Whether the holder may still write: not released, same boot, and the PID is the process that took the
-        lease."""
+        """Whether the holder may still write: the database says so, or else not released, same boot, and the PID is the
+        process that took the lease."""
+        return self.runs_here if self.held is None else self.held
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether it is a living process of this machine."""
         if self.released or self.boot_id != boot_id():
             return False
         return process_start(self.pid) == self.pid_start
+
+    @property
+    def is_gone_from_here(self) -> bool:
+        """Whether it provably ended: it was a process of this very machine (containers share a boot, not a name), and is
+        none any more."""
+        return self.host == socket.gethostname() and self.boot_id == boot_id() and not self.runs_here
 
     @property
     def is_this_process(self) -> bool:
@@ -39,6 +51,8 @@ class Holder(Frozen):
         """Why the lease could be taken over, for the record."""
         if self.released:
             return "released"
+        if self.held is False and (self.host != socket.gethostname() or self.runs_here):
+            return "connection lost"
         return "rebooted" if self.boot_id != boot_id() else "process gone"
 
 

@@ -1,46 +1,39 @@
-"""The journal of one study: opens the file, takes the lease, appends by compare-and-append, reads with the hash chain
-checked. Every append is one immediate transaction that is on disk when the call returns. Decides nothing about the
-study and interprets no body beyond the outcome's ``status``."""
+"""The journal of one study in a SQLite file: opens it, takes the lease, commits and reads rows. Every append is one
+immediate transaction that is on disk when the call returns. Decides nothing about the study."""
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from optimizer.crashpoint import crash_point
 from optimizer.errors import AnotherWriter, JournalCorrupt, JournalError, JournalTooNew
 from optimizer.journal import files, lease, schema, views
-from optimizer.journal.blobs import Blob, packed, unpacked
-from optimizer.journal.codec import COLUMNS, decoded, encoded
+from optimizer.journal.base import Journal, Numbered, Row, now_utc
+from optimizer.journal.blobs import BLOB_COLUMNS, Blob, blob_of, blob_row
+from optimizer.journal.codec import COLUMNS
 from optimizer.journal.lease import Holder
-from optimizer.model.entry import GENESIS, Entry, EntryKind
+from optimizer.model.entry import GENESIS, Entry
 from optimizer.redact import Redactor
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM entry"
-_INSERT = f"INSERT INTO entry ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
-_PAGE = 5_000  # entries that `verify` holds at once
+_SELECT_BLOB = f"SELECT {', '.join(BLOB_COLUMNS)} FROM blob"
+INSERT = f"INSERT INTO entry ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+INSERT_BLOB = f"INSERT OR IGNORE INTO blob ({', '.join(BLOB_COLUMNS)}) VALUES ({', '.join('?' * len(BLOB_COLUMNS))})"
 
 
-class Journal:
-    """One study's entries. Use as a context manager, or call ``close``; a writer holds the study's lease until then."""
+class FileJournal(Journal):
+    """See ``Journal``."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection, *, write: bool, redactor: Redactor | None) -> None:
+        super().__init__(str(path), write=write, redactor=redactor)
         self.path = path
-        self.redactor = redactor or Redactor()
-        self.epoch = 0  # of the lease that this object holds; 0 while reading only
         self._connection = connection
-        self._write = write
-        self._pid = os.getpid()
         self._inode = path.stat().st_ino
 
     @classmethod
-    def create(cls, path: Path | str, *, redactor: Redactor | None = None) -> Self:
-        """A new, empty journal at ``path`` (its folder is made), open for writing under the first lease.
-
-        Raises JournalError if there is one already, or if the file system cannot hold one."""
-        path = Path(path)
+    def create_at(cls, path: Path, *, redactor: Redactor | None = None) -> Self:
         files.check_sqlite()
         path.parent.mkdir(parents=True, exist_ok=True)
         files.check_local(path.parent)
@@ -57,11 +50,7 @@ class Journal:
                         raise JournalError(
                             f"Another process has just created {path}.", hint="Give the new study another name."
                         )
-                    for statements in (schema.TABLES, schema.TRIGGERS, views.VIEWS):
-                        for statement in _split(statements):
-                            connection.execute(statement)
-                    connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-                    connection.execute(f"PRAGMA user_version = {schema.USER_VERSION}")
+                    make_tables(connection)
                     crash_point("journal.create.before_commit")
                 files.sync_folder(path.parent)
                 journal = cls(path, connection, write=True, redactor=redactor)
@@ -72,13 +61,7 @@ class Journal:
         return journal
 
     @classmethod
-    def open(cls, path: Path | str, *, write: bool, redactor: Redactor | None = None) -> Self:
-        """An existing journal. ``write=True`` takes the lease; ``write=False`` leaves no trace, not even beside the
-        file.
-
-        Raises AnotherWriter if a living process holds the lease, JournalTooNew if a newer release wrote the file
-        (reading is still tried), JournalCorrupt if it is no journal of ours, JournalError if it does not exist."""
-        path = Path(path)
+    def open_at(cls, path: Path, *, write: bool, redactor: Redactor | None = None) -> Self:
         files.check_sqlite()
         version = files.check_ours(path)
         if write and version > schema.USER_VERSION:
@@ -98,98 +81,48 @@ class Journal:
                     raise
         return journal
 
-    def append(
-        self,
-        kind: str,
-        body: Mapping[str, Any],
-        *,
-        key: str | None = None,
-        cause: int | None = None,
-        expect: int,
-        blobs: Mapping[str, bytes] | None = None,
-    ) -> Entry:
-        """Commit one entry as number ``expect + 1`` and return it as it will be read back: without secrets, and with
-        ``body["blobs"]`` (name -> sha256) if there are attachments, which are committed with it.
-
-        An outcome's body carries ``status`` (or ``outcome.status``): ``unknown`` leaves its intent open.
-        Raises AnotherWriter if the journal has moved on or the lease is lost, JournalError if the disk or the rules of
-        the journal refuse; then nothing was written. ValueError for a body that is not JSON or an unknown kind."""
-        if not self._write or self._pid != os.getpid():
-            raise JournalError(
-                f"{self.path} is open for reading only in this process.", hint="Open it with write=True."
-            )
-        self._check_still_there()
-        if "blobs" in body:
-            raise ValueError("the body's `blobs` belongs to the journal; give the bytes as blobs=")
-        packs = {name: packed(self.redactor.data(data)) for name, data in (blobs or {}).items()}
-        full = {**body, "blobs": {name: blob.sha256 for name, blob in packs.items()}} if packs else body
-        crash_point("journal.append.before_begin")
+    def _committed(self, expect: int, numbered: Numbered, packs: Sequence[Blob]) -> Entry:
         with files.explained(self.path), _transaction(self._connection):
             seq, prev = self._last()
-            if seq != expect:
-                raise AnotherWriter(
-                    f"{self.path} holds {seq} entries where this process knows of {expect}: another writes it.",
-                    hint="Nothing was written. Stop the other coordinator, then `optimize resume` this study.",
-                )
-            row, entry = encoded(
-                seq=seq + 1, at_utc=now_utc(), epoch=self.epoch, kind=kind, key=key, cause=cause, body=full, prev=prev,
-                redactor=self.redactor,
-            )  # fmt: skip
-            for blob in packs.values():
-                self._connection.execute(
-                    "INSERT OR IGNORE INTO blob (sha256, encoding, total_bytes, kept, data) VALUES (?, ?, ?, ?, ?)",
-                    (blob.sha256, blob.encoding, blob.total_bytes, blob.kept, blob.data),
-                )
-            self._connection.execute(_INSERT, row)
+            self._check_expected(seq, expect)
+            row, entry = numbered(seq + 1, prev)
+            for blob in packs:
+                self._connection.execute(INSERT_BLOB, blob_row(blob))
+            self._connection.execute(INSERT, row)
             crash_point("journal.append.before_commit")
-        crash_point("journal.append.after_commit")
         return entry
 
-    def read(self, after: int = 0, limit: int = -1) -> list[Entry]:
-        """All entries with a number above ``after``, in order, or the first ``limit`` of them. Raises JournalCorrupt at the
-        first gap, edit or broken link."""
-        first, count = max(after, 1), limit + 1 if limit >= 0 and after > 0 else limit
+    def _rows(self, first: int, count: int = -1) -> list[Row]:
         with files.explained(self.path):
             self._refresh()
-            rows = self._connection.execute(f"{_SELECT} WHERE seq >= ? ORDER BY seq LIMIT ?", (first, count)).fetchall()
-        prev, seq = GENESIS, 0
-        if after > 0:
-            if not rows or rows[0][0] != after:
-                raise JournalCorrupt(f"{self.path} has no entry {after}.", hint="It was cut; restore it from a copy.")
-            prev, seq = rows.pop(0)[-1], after
-        entries: list[Entry] = []
-        for row in rows:
-            if row[0] != seq + 1 or row[8] != prev:
-                raise JournalCorrupt(
-                    f"The chain of {self.path} breaks at entry {row[0]}: one before it was removed, added or changed.",
-                    hint="Restore the study's folder from a copy; nothing from there on can be trusted.",
-                )
-            entries.append(decoded(row))
-            prev, seq = row[9], row[0]
-        return entries
+            return self._connection.execute(f"{_SELECT} WHERE seq >= ? ORDER BY seq LIMIT ?", (first, count)).fetchall()
 
     @property
     def last_seq(self) -> int:
-        """Number of the newest entry, 0 if there is none: what the next ``append`` expects."""
         with files.explained(self.path):
             self._refresh()
             return self._last()[0]
 
-    def blob(self, sha256: str) -> bytes:
-        """An attachment. Above the cap its middle is missing, and a line in it says how much."""
+    def _blob(self, sha256: str) -> Blob | None:
         with files.explained(self.path):
             self._refresh()
-            row = self._connection.execute(
-                "SELECT sha256, encoding, total_bytes, kept, data FROM blob WHERE sha256 = ?", (sha256,)
-            ).fetchone()
-        if row is None:
-            raise JournalCorrupt(f"{self.path} cites the attachment {sha256[:12]} but does not hold it.")
-        return unpacked(Blob(sha256=row[0], encoding=row[1], total_bytes=row[2], kept=row[3], data=row[4]))
+            row = self._connection.execute(f"{_SELECT_BLOB} WHERE sha256 = ?", (sha256,)).fetchone()
+        return None if row is None else blob_of(row)
 
-    def verify(self) -> int:
-        """Check the whole file: SQLite's own check, the chain, the order of intents and outcomes, every attachment.
+    def _blobs(self) -> Iterator[Blob]:
+        with files.explained(self.path):
+            self._refresh()
+            for row in self._connection.execute(f"{_SELECT_BLOB} ORDER BY sha256"):
+                yield blob_of(row)
 
-        Returns the number of entries. Raises JournalCorrupt with the first thing that is wrong."""
+    def _leases(self) -> list[tuple[Any, ...]]:
+        with files.explained(self.path):
+            self._refresh()
+            return self._connection.execute(
+                "SELECT epoch, host, pid, pid_start, boot_id, at_utc, released_utc FROM lease ORDER BY epoch"
+            ).fetchall()
+
+    def _check_place(self) -> None:
         with files.explained(self.path):
             self._refresh()
             answers = [row[0] for row in self._connection.execute("PRAGMA integrity_check")]
@@ -197,41 +130,8 @@ class Journal:
             raise JournalCorrupt(
                 f"{self.path} is damaged: {answers[0]}.", hint="Restore the study's folder from a copy."
             )
-        opened: dict[str, str | None] = {}  # box -> key of its open intent
-        keys: set[str | None] = set()
-        count = 0
-        for entry in self._pages():
-            count += 1
-            if entry.cause is not None and not 0 < entry.cause < entry.seq:
-                raise JournalCorrupt(f"Entry {entry.seq} names {entry.cause} as its cause, which is no earlier entry.")
-            open_key = opened.get(entry.box)
-            if entry.kind is EntryKind.INTENT:
-                if open_key is not None or entry.key in keys:
-                    raise JournalCorrupt(
-                        f"Entry {entry.seq} announces {entry.key!r} while {open_key!r} is open, or a second time."
-                    )
-                opened[entry.box] = entry.key
-                keys.add(entry.key)
-            elif entry.kind is EntryKind.OUTCOME:
-                if entry.key is None or entry.key != open_key:
-                    raise JournalCorrupt(f"Entry {entry.seq} is the outcome of {entry.key!r}, which is not open.")
-                if _status(entry.body) != "unknown":
-                    opened[entry.box] = None
-            for digest in (entry.body.get("blobs") or {}).values():
-                self.blob(digest)
-        return count
-
-    def _pages(self) -> Iterator[Entry]:
-        """All entries, some thousands at a time."""
-        after = 0
-        while page := self.read(after, _PAGE):
-            yield from page
-            after = page[-1].seq
 
     def export(self, dest: Path | str) -> Path:
-        """A closed copy at ``dest``: one file that can be moved, committed and read from read-only media.
-
-        Raises JournalError if ``dest`` exists. The copy is complete even while this study is still being written."""
         dest = Path(dest)
         with files.explained(self.path):
             self._refresh()
@@ -239,21 +139,17 @@ class Journal:
         return dest
 
     def rows(self, view: str) -> list[dict[str, Any]]:
-        """The rows of a view for people: decision, trial, measurement, hypothesis, flip, refusal."""
-        if view not in views.NAMES:
-            raise ValueError(f"no view {view!r}; there are {', '.join(views.NAMES)}")
+        views.check_name(view)
         with files.explained(self.path):
             self._refresh()
             return views.rows(self._connection, view)
 
     def holder(self) -> Holder | None:
-        """Who holds, or last held, the lease: ``alive`` tells whether a coordinator is running."""
         with files.explained(self.path):
             self._refresh()
             return self._holder()
 
     def close(self) -> None:
-        """Release the lease and close the file. Closing twice is harmless."""
         try:
             if self._write and self._pid == os.getpid() and self.epoch:
                 self._connection.execute(
@@ -268,12 +164,6 @@ class Journal:
         finally:
             self.epoch, self._write = 0, False
             self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _take_lease(self) -> None:
         """Take over the study, or raise AnotherWriter if a living process holds it."""
@@ -290,18 +180,8 @@ class Journal:
                 (mine.epoch, mine.host, mine.pid, mine.pid_start, mine.boot_id, mine.at_utc),
             )
             seq, prev = self._last()
-            if holder is not None and seq:
-                body = {
-                    "epoch": mine.epoch, "host": mine.host, "pid": mine.pid,
-                    "previous": {
-                        "epoch": holder.epoch, "host": holder.host, "pid": holder.pid, "ended": holder.why_stale,
-                    },
-                }  # fmt: skip
-                row, _ = encoded(
-                    seq=seq + 1, at_utc=mine.at_utc, epoch=mine.epoch, kind=EntryKind.LEASE_TAKEN, key=None, cause=None,
-                    body=body, prev=prev, redactor=self.redactor,
-                )  # fmt: skip
-                self._connection.execute(_INSERT, row)
+            if (taken := self._taken(mine, holder, seq, prev)) is not None:
+                self._connection.execute(INSERT, taken)
             crash_point("journal.lease.before_commit")
         self.epoch = mine.epoch
         crash_point("journal.lease.after_commit")
@@ -347,17 +227,6 @@ class Journal:
             self._connection = files.connected(self.path, write=False)
 
 
-def now_utc() -> str:
-    """For people only: no decision may depend on it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _status(body: Mapping[str, Any]) -> str:
-    nested = body.get("outcome")
-    status = body.get("status") or (nested.get("status") if isinstance(nested, Mapping) else None)
-    return str(status or "")
-
-
 class _transaction:
     """``BEGIN IMMEDIATE`` … ``COMMIT``. A deferred BEGIN would fail at once under contention instead of waiting its
     turn."""
@@ -375,6 +244,15 @@ class _transaction:
         finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+
+
+def make_tables(connection: sqlite3.Connection) -> None:
+    """Everything that makes an empty database a journal, within the caller's transaction."""
+    for statements in (schema.TABLES, schema.TRIGGERS, views.VIEWS):
+        for statement in _split(statements):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {schema.USER_VERSION}")
 
 
 def _split(statements: str) -> list[str]:

@@ -84,6 +84,11 @@ WHERE kind = 'refused';
 """
 
 
+def check_name(view: str) -> None:
+    if view not in NAMES:
+        raise ValueError(f"no view {view!r}; there are {', '.join(NAMES)}")
+
+
 def rows(connection: sqlite3.Connection, view: str) -> list[dict[str, Any]]:
     """All rows of a view, column name -> value."""
     import sqlite_utils  # here, because it costs every command 0.1 s and only people's listings need it

@@ -17,6 +17,7 @@ DOORS = {
     "numpy": ("optimizer.search.",),
     "sqlite3": ("optimizer.journal.",),
     "sqlite_utils": ("optimizer.journal.",),
+    "psycopg": ("optimizer.journal.postgres.",),
     "yaml": ("optimizer.knowledge.load", "optimizer.engines.deploy"),
     "click": ("optimizer.cli.",),
     "rich": ("optimizer.cli.", "optimizer.report."),
@@ -116,4 +117,4 @@ def test_listed_dependencies_are_the_used_ones() -> None:
     listed = {spelled.get(name, name) for name in listed}
     used = {name.partition(".")[0] for path in modules().values() for name, _ in imports(path)}
     assert listed <= used
-    assert (used & (set(DOORS) | EVERYWHERE)) - {"optimizer", "sqlite3", "uvloop", "numpy", "typing_extensions", "mcp"} <= listed
+    assert (used & (set(DOORS) | EVERYWHERE)) - {"optimizer", "sqlite3", "uvloop", "numpy", "typing_extensions", "mcp", "psycopg"} <= listed  # of extras

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BUDGET_S = 0.3
-HEAVY = {"asyncssh", "httpx", "optuna", "numpy", "pydantic", "sqlite_utils", "yaml", "rich", "structlog"}
+HEAVY = {"asyncssh", "httpx", "optuna", "numpy", "pydantic", "sqlite_utils", "yaml", "psycopg", "rich", "structlog"}
 
 
 def test_help_is_within_its_budget() -> None:
