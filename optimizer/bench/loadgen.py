@@ -900,6 +900,8 @@ class Generator:
         self.warmup_min = float(job["warmup_min_s"]) / self.scale
         self.warmup_max = max(self.warmup_min, float(job["warmup_max_s"]) / self.scale)
         self.window = float(job["window_s"]) / self.scale
+        self.stop_below = float(job["stop_below"]) * self.scale if job.get("stop_below") else None
+        self.stopped_early, self.texts_from = "", 0
         self.stall = float(job.get("stall_s") or max(60.0, float(job["warmup_max_s"]))) / self.scale
         self.connect_timeout = float(job.get("connect_timeout_s", 10.0))
         self.rate = float(job["rate_per_s"]) * self.scale if job.get("rate_per_s") else None
@@ -1412,7 +1414,7 @@ class Generator:
             lag = now - due
             if self.window_from:
                 self.lags.append(max(0.0, lag))
-                if now >= self.window_to:
+                if now >= self.window_to or self._hopeless(now):
                     return
             elif now - bin_from >= self.bin:
                 self.series.append((self.dialect.texts - texts_before) / (now - bin_from))
@@ -1447,8 +1449,21 @@ class Generator:
                     }
                 )
 
+    def _hopeless(self, now):
+        """Whether the first windows already show a rate that the job calls hopeless. Chunks are tokens only once a request
+        has told how many it got, and few of them tell nothing."""
+        if self.stop_below is None or now - self.window_from < self.window / 3.0 or not self.counted_chunks:
+            return False
+        texts = self.dialect.texts - self.texts_from
+        rate = texts * self._per_chunk() / (now - self.window_from)
+        if texts < 50 or rate >= self.stop_below:
+            return False
+        self.stopped_early = "%.4g tokens/s, below %.4g" % (rate / self.scale, self.stop_below / self.scale)
+        return True
+
     def _open_window(self, now, verdict):
         self.steady = verdict
+        self.texts_from = self.dialect.texts
         self.window_from, self.window_to = now, now + self.window
         self.cpu_from = time.process_time()
         del self.dialect.delays[:]
@@ -1558,6 +1573,7 @@ class Generator:
             "errors_window": self.errors_window,
             "examples": list(self.examples.values()),
             "gave_up": self.gave_up,
+            "stopped_early": self.stopped_early,
             "itl_step": ITL_STEP,
             "itl_ms": sorted(
                 (round(ITL_STEP ** (key + 0.5) * 1000 * scale, 6), count) for key, count in self.itl.items()

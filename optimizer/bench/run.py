@@ -17,6 +17,7 @@ from optimizer.stats import saturation, steady, tail
 
 # Fewer events with text than this give a rate with a counting error of its own above 20 %.
 MIN_CHUNKS = 25
+STOPPED_EARLY = "the first windows decided: stopped after"
 HELD_BACK_TOKENS = 32  # of one piece; stream intervals and draft lengths stay below
 OUTPUT_TOLERANCE = 0.01
 CACHED_TOLERANCE = 0.02
@@ -47,6 +48,7 @@ def build_job(
     metrics_path: str | None = None,
     ca_file: str | None = None,
     max_connections: int | None = None,
+    stop_below: float | None = None,
 ) -> dict[str, Any]:
     """The JSON object that ``loadgen.py`` reads from its stdin, on one line.
 
@@ -54,7 +56,8 @@ def build_job(
     with Poisson arrivals unless the workload says otherwise. ``api_key_env`` names an environment variable of the load
     generator's process: the key itself never lies in a job. ``beside_server``: it runs on the server's machine, asks the
     server's own process for its API key, and keeps off its CPUs. ``cpus`` pins the process to these. ``metrics_path``:
-    where the server's own token counters are read, before and after the load.
+    where the server's own token counters are read, before and after the load. ``stop_below``: output tokens per server second;
+    a lower rate after a third of the window ends it there.
     """
     if not time_scale > 0:
         raise UsageError(
@@ -82,7 +85,7 @@ def build_job(
         job |= {"api_key_of_server": True, "cpus": "auto"}
     if cpus:
         job["cpus"] = cpus if isinstance(cpus, str) else list(cpus)
-    for name, value in (("metrics_path", metrics_path), ("ca_file", ca_file), ("max_connections", max_connections)):
+    for name, value in (("metrics_path", metrics_path), ("ca_file", ca_file), ("max_connections", max_connections), ("stop_below", stop_below)):
         if value is not None:
             job[name] = value
     return job
@@ -305,6 +308,8 @@ class _Point:
                 ValidityCode.USAGE_MISSING,
                 f"{summary['usage_missing']} of {summary['finished_ok']} answers carried no usage; chunks were counted",
             )
+        if summary.get("stopped_early"):
+            self.notes.append(f"{STOPPED_EARLY} {self.window_s:.0f} s: {summary['stopped_early']}")
         self._output_length(lengths)
         self._cached(mean_prompt)
         self._counted()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from optimizer.core import boxes, checks, closing, drift, picture, prior, rank, verdicts
+from optimizer.core import boxes, checks, closing, drift, early, picture, prior, rank, verdicts
 from optimizer.core.decision import BoxesDecision, Decision, PartDecision, Waiting
 from optimizer.core.decision import Conclude as Conclude
 from optimizer.core.decision import Finished as Finished
@@ -346,7 +346,8 @@ def _measure(state: State, launch: str, purpose: Purpose) -> Measure:
         for level in load.side_levels
         if level != load.concurrency
     )
-    return Measure(key=_key(state), launch=launch, purpose=purpose, levels=(target, *sides), run_index=state.runs)
+    hopeless = early.stop_below(state) if purpose == "candidate" else None
+    return Measure(key=_key(state), launch=launch, purpose=purpose, levels=(target, *sides), run_index=state.runs, stop_below=hopeless)
 
 
 def _port(state: State) -> int:

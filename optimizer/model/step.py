@@ -75,6 +75,13 @@ class Measure(Frozen):
     purpose: Purpose
     levels: tuple[Level, ...]
     run_index: int  # salts the prompts: no two runs of a study send the same ones
+    stop_below: FiniteFloat | None = None  # output tokens/s: a rate below it after the first windows ends the measurement
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written only where something may be stopped, so that intents of older journals are recomputed byte for byte."""
+        data: dict[str, Any] = handler(self)
+        return {name: value for name, value in data.items() if name != "stop_below" or value is not None}
 
 
 class Check(Frozen):

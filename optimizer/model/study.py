@@ -9,7 +9,7 @@ from optimizer.model.prior import PriorArt
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
 
-POLICY_VERSION = 1
+POLICY_VERSION = 2  # 2: a candidate's measurement ends early where its first windows show harm
 Finish = Literal["best", "restore", "leave"]
 Role = Literal["prefill", "decode", "server", "router"]
 Ending = Literal[

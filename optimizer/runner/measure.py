@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import bench
-from optimizer.bench.run import build_job, longest_s, progress, summarise
+from optimizer.bench.run import STOPPED_EARLY, build_job, longest_s, progress, summarise
 from optimizer.bench.workload import salt_of
 from optimizer.box.box import KEY_VARIABLE, Box
 from optimizer.core.validity import invalidities
@@ -70,7 +70,8 @@ async def measure(
     async with watch:
         await load(0, target, watch)
         await watch.finish()
-    for index, level in enumerate(step.levels[1:], 1):
+    stopped = any(note.startswith(STOPPED_EARLY) for point in points for note in point.notes)
+    for index, level in enumerate(() if stopped else step.levels[1:], 1):
         await asyncio.sleep(SETTLE_S / spec.time_scale)
         await load(index, level, None)
     ours: tuple[int, ...] = ()
@@ -143,6 +144,7 @@ async def offer_load(
         metrics_path=metrics_path,
         beside_server=True,
         api_key_env=KEY_VARIABLE if given else None,
+        stop_below=step.stop_below if isinstance(step, Measure) and index == 0 else None,
     )
     lines: list[bytes] = []
 
