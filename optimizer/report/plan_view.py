@@ -26,12 +26,44 @@ def plan_text(found: Mapping[str, Any]) -> str:
         f"Command      {shlex.join(found['first_command'])}",
         f"Given        {changes_text(found['given'])}",
     ]
-    if found["would_restore"]:
-        lines.append(f"Restores     {shlex.join(found['would_restore'])}")
+    lines.append(_restores(found))
+    lines.append(f"Guard        the box restores itself after {found['guard_minutes']:g} minutes without a word from here")
     if found["unknown_flags"]:
         lines.append(f"Unknown      this build does not know {', '.join(found['unknown_flags'])}: it would refuse to start")
     lines += [f"Dead         {changes_text(item['params'])}: {item['why']}" for item in found["refused"]]
     lines.append(f"Evidence     {found['facts']} facts read, {len(found['missing'])} missing")
     lines.append("Hypotheses   (before any measurement)")
     lines += [f"  {row['score_db']:+6.1f} db  P {row['probability']:.2f}  {row['id']}" for row in found["hypotheses"][:8]]
+    lines += _durations(found)
     return "\n".join(lines)
+
+
+def _restores(found: Mapping[str, Any]) -> str:
+    if not found["would_restore"]:
+        return "Restores     nothing: no server runs there now, so none would run in the end unless the best settings are confirmed"
+    how = f" (by its supervisor, after `{found['restored_by']}`)" if found["restored_by"] else ""
+    return f"Restores     {shlex.join(found['would_restore'])}{how}"
+
+
+def _durations(found: Mapping[str, Any]) -> list[str]:
+    """A line for each step, with who says so; what is unknown is called that."""
+    rows = [(row["step"], duration_text(row["low_s"], row["high_s"]), row["source"]) for row in found["durations"]]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = ["Durations    (of the server's clock)", *(f"  {step:<{widths[0]}}  {took:<{widths[1]}}  {source}" for step, took, source in rows)]
+    each, last, fit = found["candidate_s"], found["confirmation_s"], found["candidates_that_fit"]
+    if fit is None:
+        return [*lines, f"  how many launches {found['budget']['minutes']:g} minutes hold is known after the first one"]
+    count = f"{fit[0]}" if fit[0] == fit[1] else f"{fit[0]} to {fit[1]}"
+    return [*lines, f"  a candidate (start and measurement) takes {duration_text(*each)}, the confirmation {duration_text(*last)}: {found['budget']['minutes']:g} minutes hold {count} candidates "
+                    "beside baseline and confirmation"]  # fmt: skip
+
+
+def duration_text(low_s: float | None, high_s: float | None) -> str:
+    """``2 to 7 min``, ``153 s``, ``unknown``."""
+    if low_s is None or high_s is None:
+        return "unknown"
+    if high_s < 180:
+        low, high, unit = f"{low_s:.0f}", f"{high_s:.0f}", "s"
+    else:
+        low, high, unit = f"{low_s / 60:.1f}", f"{high_s / 60:.1f}", "min"
+    return f"{high} {unit}" if low == high else f"{low} to {high} {unit}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from optimizer.core import rank
 from optimizer.core.decide import decide
+from optimizer.core.durations import CANDIDATE, CONFIRMATION, candidates_that_fit, durations, whole
 from optimizer.core.prior import compared, extended
 from optimizer.core.state import State, apply
 from optimizer.errors import BoxError
@@ -20,6 +22,7 @@ from optimizer.runner.dryrun import DryRunExecutor
 from optimizer.runner.execute import LiveExecutor
 from optimizer.runner.recorded import MemoryLog
 from optimizer.wiring import Options, Roots, learning, library, opened_body, opened_box, plan_of, prepare, with_learned
+from optimizer.wiring.earlier import earlier
 
 
 async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
@@ -37,7 +40,9 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
             step = decide(state, plan)
             assert isinstance(step, Observe)
             state = apply(state, log.append("intent", {"step": step.model_dump(mode="json")}, key=step.key, expect=1))
+            began = time.monotonic()
             effect = await executor.execute(step)
+            looked_s = round(time.monotonic() - began, 1)
             state = apply(state, log.append("outcome", {"step": "observe", "outcome": effect.outcome.model_dump(mode="json")}, key=step.key, expect=2))
             if isinstance(effect.outcome, Failed):
                 raise BoxError(effect.outcome.message)
@@ -45,6 +50,9 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
             plan = extended(state, plan)
             first = live.command_of(Launch(key="1", settings=Settings(), purpose="baseline", port=20000, served_name="STUDY-KEY"))
             ground = rank.ground(state, plan)
+            context, running = live.session.known, bool(effect.outcome.body["original"])
+            before = earlier(roots.names(), spec.host.name, context.engine, context.model_path)
+            steps = durations(spec.workload, state.survey_evidence, before, running=running, looked_s=looked_s, deadline_s=spec.ready_deadline_s)
             found = {
                 "host": spec.host.name,
                 "target": spec.target.text or None,
@@ -52,7 +60,13 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
                 "engine": effect.outcome.body["engine"],
                 "engine_version": effect.outcome.body["engine_version"],
                 "running_server": effect.outcome.body["original"],
-                "would_restore": list(live.session.known.launch.argv) if effect.outcome.body["original"] else None,
+                "would_restore": list(context.launch.argv) if running else None,
+                "restored_by": context.original.control if context.original is not None else None,
+                "guard_minutes": spec.guard_minutes,
+                "durations": [one.plain() for one in steps],
+                "candidate_s": whole(steps, CANDIDATE),
+                "confirmation_s": whole(steps, CONFIRMATION),
+                "candidates_that_fit": candidates_that_fit(steps, spec.budget),
                 "given": effect.outcome.body["given"],
                 "unknown_flags": effect.outcome.body["unknown_flags"],
                 "refused": [item.plain() for item in rank.dead_on_command_line(state, plan)],

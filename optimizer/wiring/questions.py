@@ -67,12 +67,27 @@ def completed(options: Options, roots: Roots, person: Person) -> Options:
     if not options.target:
         options = replace(options, target=(person.text(TARGET, None, lambda text: parse_target([text])),))
     options = _load(options, looked.usual.get(server.ports[0]) if server is not None and server.ports else None, person)
-    return options if server is None else _consent(options, server, person)
+    stopped = [(options.host, server)] if server is not None else []
+    stopped += _on_further_boxes(options, roots)
+    return _consent(options, stopped, person) if stopped else options
+
+
+def _on_further_boxes(options: Options, roots: Roots) -> list[tuple[str, ServerProcess]]:
+    """The servers that would have to stop on the other boxes of the study: each is asked about, for nobody agreed to them yet."""
+    found = []
+    for host in options.more_hosts:
+        there = replace(options, host=host, more_hosts=())
+        server = None if host.strip().startswith("sim:") else _server_of(there, asyncio.run(_look(there, roots)))
+        if server is not None:
+            found.append((host, server))
+    return found
 
 
 def command_of(options: Options) -> str:
     """The command that needs no answer any more. ``options``: completed ones."""
-    words = ["optimize", "run", "--host", options.host]
+    words = ["optimize", "run"]
+    for host in (options.host, *options.more_hosts):
+        words += ["--host", host]
     for part in options.target:
         words += ["--target", part]
     given = {
@@ -165,12 +180,14 @@ def _whole(question: str, default: int, person: Person) -> int:
     return check(person.text(question, str(default), check))
 
 
-def _consent(options: Options, server: ServerProcess, person: Person) -> Options:
-    """Before the last question nothing has been touched, and after a no nothing will be."""
+def _consent(options: Options, stopped: Sequence[tuple[str, ServerProcess]], person: Person) -> Options:
+    """One question for each server: agreeing to one says nothing about another. Before the last answer nothing has been touched, and
+    after a no nothing will be."""
     if options.finish is None:
         options = replace(options, finish=FINISHES[person.choose("What is to run afterwards?", [text for _, text in FINISHES])][0])
-    if not options.yes and not person.agree(consent_question(options.host, server)):
-        raise left_alone(options.host)
+    for host, server in stopped:
+        if not options.yes and not person.agree(consent_question(host, server)):
+            raise left_alone(host)
     return replace(options, yes=True)
 
 

@@ -97,3 +97,11 @@ async def test_acting_needs_the_person_who_starts_the_server_and_a_confirmation(
         assert failed and "must repeat the host's name" in said
         failed, said = await ask(one, "run", host="sim:nope", target="1000tps@16", confirm="sim:nope")
         assert (failed and "sim:nope" in said) or "nope" in said
+
+
+def test_a_plan_says_how_long_each_step_takes_and_who_says_so(runs: Path) -> None:
+    found = optimizer.plan("sim:h200-7b", "1000tps@16", runs=runs)
+    assert [row["kind"] for row in found["durations"]] == ["read", "secure", "start", "measure", "confirm", "stop", "end"]
+    assert all(row["source"] for row in found["durations"])
+    unknown = next(row for row in found["durations"] if row["kind"] == "start")
+    assert unknown["low_s"] is None and "no earlier study" in unknown["source"] and found["candidates_that_fit"] is None

@@ -1,0 +1,75 @@
+"""What earlier studies of a box took, from their journals under the same folder: the source of a plan's durations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.core.durations import Earlier
+from optimizer.errors import OptimizerError
+from optimizer.journal import Journal
+from optimizer.journal.files import is_unfinished
+from optimizer.model.entry import Entry, EntryKind
+
+MOST_STUDIES = 3  # the newest that fit; older ones may have had another driver or model
+MOST_LOOKED_AT = 40
+
+
+def earlier(folders: Iterable[Path], host: str, engine: str, model: str | None) -> Earlier:
+    """Durations of the newest studies of this host with this engine and model. One that cannot be read tells nothing."""
+    names: list[str] = []
+    seconds: dict[str, list[float]] = {}
+    for folder in list(folders)[:MOST_LOOKED_AT]:
+        try:
+            if is_unfinished(folder / "journal.db"):
+                continue
+            with Journal.open(folder / "journal.db", write=False) as journal:
+                entries = journal.read()
+        except (OptimizerError, OSError, ValueError):
+            continue
+        if not _same(entries, host, engine, model):
+            continue
+        names.append(folder.name)
+        for kind, value in _seconds(entries):
+            seconds.setdefault(kind, []).append(value)
+        if len(names) == MOST_STUDIES:
+            break
+    return Earlier(tuple(names), seconds)
+
+
+def _same(entries: Sequence[Entry], host: str, engine: str, model: str | None) -> bool:
+    spec = next((entry.body["spec"] for entry in entries if entry.kind == EntryKind.OPENED), None)
+    box = next((body["box"] for body in _done(entries, "observe") if body.get("box")), None)
+    if spec is None or box is None or spec["host"]["name"] != host or box["engine"] != engine:
+        return False
+    return _last_part(box.get("model_path")) == _last_part(model)
+
+
+def _last_part(model: Any) -> str:
+    """A simulated box has its model under another scratch folder each time."""
+    return str(model or "").rstrip("/").rpartition("/")[2]
+
+
+def _done(entries: Iterable[Entry], step: str) -> Iterable[dict[str, Any]]:
+    return (entry.body["outcome"]["body"] for entry in entries
+            if entry.kind == EntryKind.OUTCOME and entry.body["step"] == step and entry.body["outcome"]["status"] == "done")  # fmt: skip
+
+
+def _seconds(entries: Iterable[Entry]) -> Iterable[tuple[str, float]]:
+    """(kind of step, seconds), for every step that succeeded."""
+    for entry in entries:
+        if entry.kind != EntryKind.OUTCOME or entry.body["outcome"]["status"] != "done":
+            continue
+        step, took, body = entry.body["step"], float(entry.body["outcome"].get("duration_s") or 0.0), entry.body["outcome"]["body"]
+        if step == "await_ready":
+            yield "start", float(body.get("ready_s") or took)
+        elif step == "measure" and body["measurement"]["points"]:
+            points = body["measurement"]["points"]
+            yield "warmup", float(points[0]["warmup_s"])
+            yield "around", max(0.0, took - math.fsum(point["warmup_s"] + point["window_s"] for point in points))
+        elif step == "secure":
+            yield "secure" if body.get("armed") else "disarm", took
+        elif step in ("stop", "calibrate", "restore"):
+            yield step, took
