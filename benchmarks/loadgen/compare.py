@@ -3,7 +3,7 @@
 of clients made with httpx and aiohttp, and of the field's tools where they are installed. Same server, same requests, same number
 of streams.
 
-    python benchmarks/loadgen/compare.py [--streams 64] [--rounds 3] [--tools] [--json]
+    python benchmarks/loadgen/compare.py [--streams 64] [--rounds 3] [--half] [--tools] [--json]
 
 The clients need a Python that has them; the tools each a virtual environment of their own (ignored by git):
 
@@ -166,6 +166,11 @@ def half_load(python, streams, seconds, rounds):
             "delay_p99_ms": round(best["delay_ms"]["p99"], 3), "rounds": rounds, "rounds_at_rate": len(kept)}  # fmt: skip
 
 
+def half_text(name, half):
+    return (f"{name} at half load: {half['chunks_per_s']:,} chunks/s on {half['cpu_share']:.0%} of a core, delay p50 {half['delay_p50_ms']} ms, "
+            f"p99 {half['delay_p99_ms']} ms ({half['rounds_at_rate']} of {half['rounds']} rounds kept the rate)")  # fmt: skip
+
+
 def tool_row(tool, streams, limit_s):
     """One tool: what it costs beyond its start, and what it says about a server whose rate and gaps are known."""
     import tools
@@ -197,6 +202,7 @@ def main():
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--half", action="store_true", help="only our delay at half of the promised load")
     parser.add_argument("--tools", action="store_true", help="also the field's tools, minutes each")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds that one run of a tool may take")
     parser.add_argument("--json", action="store_true")
@@ -207,6 +213,10 @@ def main():
     if options.client:
         client = {"httpx": _httpx, "aiohttp": _aiohttp}[options.client]
         print(json.dumps(asyncio.run(_window(client, options.url, streams, seconds))))
+        return
+    if options.half:
+        half = half_load(sys.executable, streams, seconds, rounds)
+        print(json.dumps(half) if options.json else half_text("optimize", half))
         return
     import tools
 
@@ -241,8 +251,7 @@ def main():
         note = f"  {row['why']}" if "why" in row else (f"  (states TTFT p99 {row['stated_ttft_p99_ms']} ms)" if "stated_ttft_p99_ms" in row else "")
         print(f"{row['client']:22} {cost:>13} {paced:>9} {middle:>11} {f'{late:.2f} ms':>11} {row['rate_error']:+11.2%}{note}")
     for name, half in halves.items():
-        print(f"{name} at half load: {half['chunks_per_s']:,} chunks/s on {half['cpu_share']:.0%} of a core, delay p50 {half['delay_p50_ms']} ms, "
-              f"p99 {half['delay_p99_ms']} ms ({half['rounds_at_rate']} of {half['rounds']} rounds kept the rate)")  # fmt: skip
+        print(half_text(name, half))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,8 @@ TOOLS = (
     Tool("SGLang bench_serving", ENGINES / "sglang/bin/python", _sglang, _served,
          {"PYTHONPATH": str(ROOT / "scripts/engines/shims"), "SGLANG_USE_CPU_ENGINE": "1"}),
     Tool("aiperf", CLIENTS / "aiperf/bin/aiperf", _aiperf, _aiperf_figures, {}),
-    Tool("guidellm", CLIENTS / "guidellm/bin/guidellm", _guidellm, _guidellm_figures, {}),
+    # As many processes as streams, up to ten, unless told otherwise; each imports for seconds, and on two cores none is ready within a minute.
+    Tool("guidellm", CLIENTS / "guidellm/bin/guidellm", _guidellm, _guidellm_figures, {"GUIDELLM__MAX_WORKER_PROCESSES": "2"}),
     Tool("genai-bench", CLIENTS / "genai-bench/bin/genai-bench", _genai, _genai_figures, {}),
 )  # fmt: skip
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from optimizer.wiring import Roots
     from optimizer.wiring.benching import BenchOptions
 
+TOOL_NAMES = ("vllm", "sglang", "guidellm", "aiperf")
 EXIT_NOT_MET, EXIT_NOTHING_VALID = 3, 4
 
 
@@ -46,6 +47,12 @@ EXIT_NOT_MET, EXIT_NOTHING_VALID = 3, 4
 @click.option("--max-connections", type=click.IntRange(1, 65536), help="With --rate: so many at once at most; later requests wait, and their wait counts.")
 @click.option("--ca", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Certificates that vouch for an https server.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, lengths and arrivals.")
+@click.option("--with", "tool", type=click.Choice(TOOL_NAMES), help="Measure with this tool instead; it must be installed here. What it does not say is left out.")
+@click.option("--with-command", metavar="WORDS", help="How the tool starts, if not by its own name: '/venv/bin/vllm bench serve'.")
+@click.option("--tokenizer", help="Of the model, for --with: a folder or a name (default: the model's name).")
+@click.option("--requests", type=click.IntRange(1, 10_000_000), help="Of each load, with --with (default: ten for each user, 100 at least).")
+@click.option("--export-as", "exports", type=(click.Choice(TOOL_NAMES), click.Path(path_type=Path, dir_okay=False)), multiple=True, metavar="TOOL FILE",
+              help="The valid loads in the form of that tool's result file.")
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="One row per load.")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path, dir_okay=False), help="Throughput against latency: FILE.svg or FILE.html.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The JSON document as a file.")
@@ -59,9 +66,11 @@ def bench(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     plot_file: Path | None = values["plot_file"]
     if plot_file is not None and plot_file.suffix.lower() not in (".svg", ".html"):
         raise UsageError(f"The plot {plot_file.name} must end in .svg or .html.")
-    for path in (values["csv_file"], plot_file, values["out"]):
+    for path in (values["csv_file"], plot_file, values["out"], *(path for _, path in values["exports"])):
         if path is not None and not os.access(path.parent, os.W_OK):
             raise UsageError(f"{path} cannot be written: there is no such folder, or it is closed to this user.", hint="Nothing was measured.")
+    if any(name == "aiperf" for name, _ in values["exports"]) and (values["knee"] or "," in f"{values['concurrency']}{values['rate']}"):
+        raise UsageError("A result file of aiperf holds one load.", hint="Give one --concurrency or --rate, or another form.")
     if values["against"] and values["knee"]:
         raise UsageError("--against compares loads, --knee looks for one: give one of them.")
     from optimizer.wiring.benching import BenchOptions
@@ -75,6 +84,7 @@ def bench(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
         url=values["url"], host=values["host"], port=values["port"], engine=values["engine"], model=values["model"], workload=values["workload"],
         changes=tuple(changes.items()), concurrency=values["concurrency"], rate=values["rate"], knee=values["knee"], target=tuple(values["target"]),
         ca_file=values["ca"], max_connections=values["max_connections"], seed=values["seed"],
+        tool=values["tool"], tool_command=values["with_command"], tokenizer=values["tokenizer"], requests=values["requests"],
     )  # fmt: skip
     sys.exit(asyncio.run(_bench(options, roots_of(ctx), values, for_machine)))
 
@@ -86,7 +96,7 @@ async def _bench(options: BenchOptions, roots: Roots, values: dict[str, Any], fo
 
     with bench_view.BenchProgress(sys.stderr) as view:
         async with opened_bench(options, roots) as (first, wanted):
-            view.say(f"{first.served.name}: {wanted.workload.text}; window {wanted.workload.window_s:g} s.")
+            view.say(f"{first.served.name}: {wanted.workload.text}; {f'measured by {options.tool}' if options.tool else f'window {wanted.workload.window_s:g} s'}.")
             benches = [first]
             if values["against"]:
                 benches.append(first.against(await second_server(values["against"], options, wanted)))
@@ -135,6 +145,13 @@ def _show(benches: list[Bench], values: dict[str, Any], for_machine: bool) -> No
             values["plot_file"].write_text(drawn, encoding="utf-8")
         else:
             say("No plot: no valid load has both a rate and a latency.", err=True)
+    for name, path in values["exports"]:
+        from optimizer.wiring.benching import exported
+
+        if text := exported(name, first):
+            path.write_text(text, encoding="utf-8")
+        else:
+            say(f"{path} was not written: no load was measured validly, and a result file of {name} cannot say so.", err=True)
     if for_machine:
         print_json(document)
         return

@@ -23,6 +23,7 @@ from optimizer.errors import BoxError, UsageError
 from optimizer.model.measurement import LoadPoint, ValidityCode
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
+from optimizer.runner.tooling import ToolRunner, work_of
 
 LINE_BYTES = 64 << 20  # of the longest line: the summary, with an in-flight series of an hour
 SETTLE_S = 3.0  # between two loads: a server learns that a client hung up only when it next looks
@@ -124,6 +125,7 @@ class Bench:
     found: knee.Knee | None = None
     note: str = ""
     stopped: bool = False
+    tool: ToolRunner | None = None  # measures in place of our load generator
 
     @property
     def open_loop(self) -> bool:
@@ -162,6 +164,8 @@ class Bench:
             workload = workload.model_copy(update={"rate_per_s": load})
         elif not self.open_loop:
             workload = workload.model_copy(update={"concurrency": int(load)})
+        if self.tool is not None:
+            return self._keep(load, await self._by_tool(self.tool, workload, load))
         job = build_job(
             workload, concurrency=workload.concurrency, window_s=workload.window_s, base_url=self.served.url, model=self.served.model,
             seed=self.seed, salt=salt_of(self.name, len(self.points)), api_key_env=KEY_VARIABLE if self.served.has_key else None,
@@ -182,7 +186,15 @@ class Bench:
             )
 
         await self.served.source.run(job, on_line)
-        point = summarise(lines, workload, workload.concurrency)
+        return self._keep(load, summarise(lines, workload, workload.concurrency))
+
+    async def _by_tool(self, tool: ToolRunner, workload: Workload, load: float) -> LoadPoint:
+        run = salt_of(self.name, len(self.points))
+        work = work_of(workload, load, self.served.url, self.served.model, tool.tokenizer, tool.requests, run)
+        self.report(f"{tool.tool.name}: {work.requests} requests, {'rate' if self.open_loop else 'concurrency'} {load:g}")
+        return await tool.measure(work)
+
+    def _keep(self, load: float, point: LoadPoint) -> LoadPoint:
         self.points.append(point)
         self.loads.append(load)
         self.measured(point)
@@ -191,6 +203,8 @@ class Bench:
     async def interrupt(self) -> None:
         """Ctrl-C: no further load, and the running one says what it has."""
         self.stopped = True
+        if self.tool is not None:
+            self.tool.stop()
         await self.served.source.stop()
 
     def against(self, served: Served) -> Bench:

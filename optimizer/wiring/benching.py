@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from optimizer.bench.tools.base import About
+from optimizer.bench.tools.registry import TOOLS
 from optimizer.box.box import KEY_VARIABLE
 from optimizer.endpoint.client import Endpoint
 from optimizer.errors import BoxError, UsageError
@@ -22,9 +26,13 @@ from optimizer.model.workload import Workload
 from optimizer.runner import hosts
 from optimizer.runner.benching import Bench, BoxSource, LocalSource, Served, loads_of
 from optimizer.runner.survey import find_target
+from optimizer.runner.tooling import ToolRunner
 from optimizer.wiring import Roots, _config_folder, opened_box
 
 NO_MODEL_LIST = ("generate", "llamacpp")  # these take no model name
+TOOL_LIMIT_S = 3600.0  # of one load
+# What changes the requests themselves; a tool that is not told of it would measure another load.
+OFFERED = {"prompt_lengths", "output_lengths", "shared_prefix_tokens", "prefix_groups", "trace", "conversations", "turns", "think_s", "burst_size"}
 HIGHEST_CONCURRENCY, HIGHEST_RATE = 4096.0, 100_000.0
 
 
@@ -46,6 +54,10 @@ class BenchOptions:
     ca_file: Path | None = None
     max_connections: int | None = None
     seed: int = 0
+    tool: str | None = None
+    tool_command: str | None = None
+    tokenizer: str | None = None
+    requests: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,8 +101,43 @@ def asked(options: BenchOptions) -> Asked:
         raise UsageError("A rate grows with the load, so it bounds no knee.", hint="Give limits: --knee --target 'ttft.p95<500ms,tpot<30ms,error_rate<1%'")
     if options.knee and workload.arrival == "trace":
         raise UsageError("A trace has one load, so it has no knee.", hint="Give --rate to draw arrivals instead, or trace_speed in the workload file.")
+    if options.tool is not None:
+        _fit_for_a_tool(options, workload)
+    elif options.tool_command or options.tokenizer or options.requests:
+        raise UsageError("--with-command, --tokenizer and --requests belong to --with TOOL, which was not given.")
     highest = HIGHEST_CONCURRENCY if workload.arrival == "closed" else HIGHEST_RATE
     return Asked(workload, target, loads, max(loads) if options.knee and len(loads) > 1 else highest)
+
+
+def _fit_for_a_tool(options: BenchOptions, workload: Workload) -> None:
+    """Raises UsageError where the tool would be offered something else than the workload says."""
+    tool = TOOLS[str(options.tool)]
+    plain = Workload(
+        **{name: getattr(workload, name) for name in ("prompt_tokens", "output_tokens", "concurrency", "ignore_eos", "api")},
+        arrival=workload.arrival, rate_per_s=workload.rate_per_s,
+    )  # fmt: skip
+    special = sorted(name for name, value in workload.plain().items() if name in OFFERED and plain.plain().get(name) != value)
+    if special or workload.api != "completions" or workload.arrival not in ("closed", "poisson"):
+        said = ", ".join(special) or (f"the {workload.api} API" if workload.api != "completions" else f"{workload.arrival} arrivals")
+        raise UsageError(f"{tool.name} is asked here for prompts and answers of one length over the completions API; the workload has {said}.",
+                         hint="Leave out --with: our own load generator offers it.")  # fmt: skip
+    if options.rate is not None and not tool.rates:
+        raise UsageError(f"{tool.name} is asked here for users who wait, not for arrivals by a clock.", hint="Use --concurrency, or --with vllm or sglang.")
+    if options.host or options.ca_file or options.max_connections:
+        raise UsageError(f"{tool.name} is started on this machine, against an address: --host, --ca and --max-connections do not apply.")
+    if os.environ.get(KEY_VARIABLE) and tool.key_variable is None:
+        raise UsageError(f"{tool.name} takes an API key on its command line alone, where every user of this machine reads it.", hint="Use --with vllm or sglang.")
+
+
+def _tool(options: BenchOptions) -> ToolRunner | None:
+    if options.tool is None:
+        return None
+    tool, key = TOOLS[options.tool], os.environ.get(KEY_VARIABLE)
+    program = tuple(shlex.split(options.tool_command)) if options.tool_command else tool.program
+    if not program:
+        raise UsageError("--with-command holds no words.")
+    env = {tool.key_variable: key} if key and tool.key_variable else {}
+    return ToolRunner(tool, program, env, TOOL_LIMIT_S, options.tokenizer, options.requests)
 
 
 def _has_port(url: str) -> bool:
@@ -175,4 +222,13 @@ async def _model(base: str, called: str, workload: Workload, key: str | None, ca
 
 
 def _bench(served: Served, wanted: Asked, options: BenchOptions, name: str) -> Bench:
-    return Bench(served, wanted.workload, wanted.target, options.seed, name, max_connections=options.max_connections)
+    return Bench(served, wanted.workload, wanted.target, options.seed, name, max_connections=options.max_connections, tool=_tool(options))
+
+
+def exported(tool: str, bench: Bench) -> str:
+    """What was measured validly, as this tool's result file. Empty where nothing was: the form has no word for invalid."""
+    valid = [point for point in bench.points if not point.invalid]
+    if not valid:
+        return ""
+    date = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return TOOLS[tool].written(valid, About(bench.served.url, bench.served.model, bench.workload, date))
