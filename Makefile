@@ -34,7 +34,7 @@ test: dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/optimize lint
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=25
 
 lint: dev
 	$(BIN)/ruff check
@@ -52,18 +52,18 @@ engines:
 	PYTHON=$(PYTHON) scripts/engines/install.sh $(ENGINES)
 
 test-slow: dev
-	$(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal --durations=25
 
 # Whole studies on the four simulated boxes, one at a time: each of them measures.
 test-scenarios: dev
-	$(BIN)/python -m pytest -q -m scenarios -p no:xdist
+	$(BIN)/python -m pytest -q -m scenarios -p no:xdist --durations=25
 
 # One at a time: each of them measures.
 test-engines: dev
 	@for engine in vllm sglang llamacpp; do \
 	  test -x $(ENGINES)/$$engine/bin/python || { echo "No $$engine in $(ENGINES): run make engines first." >&2; exit 1; }; \
 	done
-	OPTIMIZER_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -q -m engines -p no:xdist
+	OPTIMIZER_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -q -m engines -p no:xdist --durations=25
 
 dev: $(VENV)/.installed-dev
 
