@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from optimizer import wiring
 from optimizer.errors import OptimizerError as OptimizerError
 from optimizer.errors import UsageError
+from optimizer.journal import database
+from optimizer.journal.place import VARIABLE
 from optimizer.wiring import Options as Options
 from optimizer.wiring import Roots
 
@@ -20,7 +23,9 @@ Document = dict[str, Any]
 
 
 def _roots(runs: str | Path, knowledge: str | Path | None = None) -> Roots:
-    return Roots(runs=Path(runs), knowledge=Path(knowledge) if knowledge is not None else None)
+    """Where ``OPTIMIZE_STORE`` names a database, the journals are there, as for the command."""
+    url = os.environ.get(VARIABLE)
+    return Roots(runs=Path(runs), knowledge=Path(knowledge) if knowledge is not None else None, store=database(url) if url else None)
 
 
 def _options(host: str, target: str | Sequence[str], options: Options | None) -> Options:

@@ -52,13 +52,15 @@ Then `optimize journal STUDY` tells what was done and why. All commands: optimiz
               help="Folder of the studies.")  # fmt: skip
 @click.option("--knowledge", "knowledge_", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="OPTIMIZE_KNOWLEDGE",
               help="Folder with playbooks/ and search_spaces/ (default: here, else the packaged ones).")  # fmt: skip
+@click.option("--store", metavar="URL", envvar="OPTIMIZE_STORE",
+              help="Keep journals and what studies taught in this PostgreSQL database, for teams: postgresql://user@host/database. Default: files under --runs.")  # fmt: skip
 @click.pass_context
-def main(ctx: click.Context, as_json: bool, runs: Path, knowledge_: Path | None) -> None:
+def main(ctx: click.Context, as_json: bool, runs: Path, knowledge_: Path | None, store: str | None) -> None:
     """An autonomous performance engineer for LLM inference servers (SGLang, vLLM, llama.cpp).
 
     It reads the server and the box, ranks what may limit it, relaunches with one change at a time, measures honestly and
     writes down why."""
-    ctx.obj = {"json": as_json, "runs": runs, "knowledge": knowledge_}
+    ctx.obj = {"json": as_json, "runs": runs, "knowledge": knowledge_, "store": store}
     if ctx.invoked_subcommand is None:
         if as_json:
             raise UsageError("--json needs a command.", hint="For example: optimize --json studies")
@@ -69,7 +71,7 @@ for command in (
     studying.run, studying.plan, studying.resume,
     diagnosing.diagnose, benching.bench,
     asking.why, asking.why_not,
-    reading.journal, reading.studies, replaying.replay, exporting.export, exporting.tradeoff, learning.learned, reporting.report, reporting.diff,
+    reading.journal, reading.studies, replaying.replay, exporting.export, exporting.copy, exporting.tradeoff, learning.learned, reporting.report, reporting.diff,
     boxes.doctor, boxes.stop, boxes.restore,
     knowledge.lint, serving.mcp,
 ):  # fmt: skip

@@ -12,6 +12,7 @@ from optimizer.errors import Interrupted, OptimizerError
 from optimizer.redact import printable
 
 if TYPE_CHECKING:
+    from optimizer.journal import Database
     from optimizer.wiring import Roots
 
 
@@ -53,7 +54,16 @@ def json_option(command: Any) -> Any:
 def roots_of(ctx: click.Context) -> Roots:
     from optimizer.wiring import Roots
 
-    return Roots(runs=ctx.obj["runs"], knowledge=ctx.obj["knowledge"])
+    return Roots(runs=ctx.obj["runs"], knowledge=ctx.obj["knowledge"], store=store_of(ctx.obj.get("store")))
+
+
+def store_of(url: str | None) -> Database | None:
+    """The database of ``--store``. Raises UsageError for what is none, or where its driver is not installed."""
+    if not url:
+        return None
+    from optimizer.journal import database
+
+    return database(url)
 
 
 def wants_json(ctx: click.Context, as_json: bool) -> bool:

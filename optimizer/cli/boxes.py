@@ -18,16 +18,21 @@ from optimizer.cli.base import json_option, print_json, roots_of, say, wants_jso
 @click.pass_context
 def stop(ctx: click.Context, study: str, as_json: bool) -> None:
     """End a study now: its coordinator closes it and puts the box into its end state."""
-    from optimizer.wiring import holder_of, result_of, resume_study
+    from optimizer.wiring import ask_stop, holder_of, result_of, resume_study
 
     roots = roots_of(ctx)
-    folder = roots.study(study)
-    holder = holder_of(folder)
+    place = roots.study(study)
+    holder, folder = holder_of(place), roots.folder(place)
     (folder / "stop").write_text("stop\n", encoding="utf-8")
-    if holder is not None:
-        os.kill(holder, signal.SIGTERM)
-        message = {"study": study, "asked": True, "coordinator": holder}
-        text = f"Asked the coordinator (process {holder}) of {study} to close it; follow with: optimize journal {study} --follow"
+    if holder is not None and not holder.runs_here:
+        (folder / "stop").unlink(missing_ok=True)
+        ask_stop(place)
+        message = {"study": study, "asked": True, "coordinator": holder.pid, "on": holder.host}
+        text = f"Asked the coordinator (process {holder.pid} on {holder.host}) of {study} to close it, which it sees within seconds; follow with: optimize journal {study} --follow"
+    elif holder is not None:
+        os.kill(holder.pid, signal.SIGTERM)
+        message = {"study": study, "asked": True, "coordinator": holder.pid}
+        text = f"Asked the coordinator (process {holder.pid}) of {study} to close it; follow with: optimize journal {study} --follow"
     else:
         try:
             state, plan_, _ = asyncio.run(resume_study(study, roots))

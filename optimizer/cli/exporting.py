@@ -1,6 +1,8 @@
-"""``export`` and ``tradeoff``: a study for other tools, and its Pareto front."""
+"""``export``, ``copy`` and ``tradeoff``: a study for other tools, in another place, and its Pareto front."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
@@ -17,6 +19,23 @@ def export(ctx: click.Context, study: str, url: str, as_json: bool) -> None:
     from optimizer.wiring.exporting import export_study
 
     found = export_study(study, roots_of(ctx), url)
+    if wants_json(ctx, as_json):
+        print_json(found)
+    else:
+        say(found["text"])
+
+
+@click.command()
+@click.argument("study")
+@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--study", "name", help="Into a store: the name there (default: the study's own).")
+@json_option
+@click.pass_context
+def copy(ctx: click.Context, study: str, file: Path | None, name: str | None, as_json: bool) -> None:
+    """Copy STUDY into FILE, one SQLite file; without FILE, from this machine into the --store."""
+    from optimizer.wiring.copying import copy_study
+
+    found = copy_study(study, roots_of(ctx), file, name)
     if wants_json(ctx, as_json):
         print_json(found)
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.cli.base import json_option, print_json, say, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -22,7 +22,7 @@ def learned(ctx: click.Context, export: Path | None, merge: Path | None, switch:
     """Show how predictions fared in earlier studies, by cause, engine and class of box."""
     from optimizer.wiring.learning import learned_document
 
-    found = learned_document(export=export, merge=merge, switch=switch, clear=clear)
+    found = learned_document(export=export, merge=merge, switch=switch, clear=clear, database=roots_of(ctx).store)
     if wants_json(ctx, as_json):
         print_json(found)
     else:

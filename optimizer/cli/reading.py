@@ -19,7 +19,7 @@ def journal(ctx: click.Context, study: str, why: int | None, hypothesis: str | N
     """Tell the story of a study: what was decided, on which evidence."""
     from optimizer.report.journal_view import follow_journal, journal_document, journal_text
 
-    folder = roots_of(ctx).study(study)
+    folder = roots_of(ctx).named(study)
     if wants_json(ctx, as_json):
         print_json(journal_document(folder, why=why, hypothesis=hypothesis))
     elif follow:

@@ -66,9 +66,7 @@ def replay(
         from optimizer.wiring.recordings import PolicyOptions, is_recordings, replay_policy
 
         assert study is not None
-        folder = Path(study)
-        if not is_recordings(folder) and not (folder / "journal.db").is_file():
-            folder = roots_of(ctx).study(study)
+        folder = Path(study) if is_recordings(Path(study)) else roots_of(ctx).named(study)
         found = replay_policy(
             folder, roots_of(ctx), PolicyOptions(policy, start, concurrency, objective.strip() if objective else "output_tokens_per_s", seeds)
         )

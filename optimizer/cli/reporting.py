@@ -20,12 +20,13 @@ def report(ctx: click.Context, study: str, form: str, output: Path | None, as_js
     """Write a study as one file: the answer first, then every measurement and what was ruled out by it."""
     from optimizer.wiring.reporting import report_of
 
-    folder = roots_of(ctx).study(study)
-    text = report_of(folder, form)
+    roots = roots_of(ctx)
+    place = roots.named(study)
+    text = report_of(place, form)
     if output is not None and str(output) == "-":
         say(text, nl=not text.endswith("\n"))
         return
-    path = output or folder / f"report.{form}"
+    path = output or roots.folder(place) / f"report.{form}"
     path.write_text(text, encoding="utf-8")
     if wants_json(ctx, as_json):
         print_json({"study": study, "format": form, "path": str(path), "bytes": len(text.encode())})
@@ -47,7 +48,7 @@ def diff(ctx: click.Context, before: str, after: str, best: bool, as_json: bool)
     from optimizer.wiring.reporting import compare_studies
 
     roots = roots_of(ctx)
-    found = compare_studies(roots.study(before), roots.study(after), best=best)
+    found = compare_studies(roots.named(before), roots.named(after), best=best)
     if wants_json(ctx, as_json):
         print_json(found)
     else:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
+from optimizer.cli.base import store_of
 from optimizer.errors import UsageError
 
 
@@ -16,4 +19,7 @@ def mcp(ctx: click.Context, allow_run: bool) -> None:
         from optimizer.mcp_server import serve
     except ModuleNotFoundError as error:
         raise UsageError("The MCP server needs a package that is not installed.", hint="pip install 'optimize[mcp]'") from error
+    store_of(ctx.obj.get("store"))
+    if ctx.obj.get("store"):
+        os.environ["OPTIMIZE_STORE"] = ctx.obj["store"]  # where the library looks for it, which answers the tools
     serve(ctx.obj["runs"], allow_run=allow_run)

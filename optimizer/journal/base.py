@@ -16,7 +16,7 @@ from optimizer.errors import AnotherWriter, JournalCorrupt, JournalError
 from optimizer.journal.blobs import Blob, packed, unpacked
 from optimizer.journal.codec import decoded, encoded
 from optimizer.journal.lease import Holder
-from optimizer.journal.place import Place, Stored
+from optimizer.journal.place import Database, Place, Stored
 from optimizer.model.entry import GENESIS, Entry, EntryKind
 from optimizer.redact import Redactor
 
@@ -193,6 +193,16 @@ class Journal(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the lease and close. Closing twice is harmless."""
+
+    @property
+    def database(self) -> Database | None:
+        """The database that keeps it, where one does."""
+        return None
+
+    @property
+    def unconfirmed_s(self) -> float:
+        """Seconds since this process last knew for certain that it holds the lease."""
+        return 0.0
 
     def confirm_lease(self) -> bool:
         """Make sure that this process still holds the study; True if somebody has asked it to stop. May be called from

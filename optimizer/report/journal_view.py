@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from optimizer.core.state import fold
 from optimizer.errors import OptimizerError, UsageError
-from optimizer.journal import Journal
+from optimizer.journal import Journal, Place
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.target import unit_of
 from optimizer.report.prose import sentence
@@ -20,7 +19,7 @@ ROUTINE_STEPS = {"await_ready", "stop", "secure", "calibrate", "observe"}
 FOLLOW_S = 0.5
 
 
-def journal_text(folder: Path, *, why: int | None = None, hypothesis: str | None = None, everything: bool = False) -> str:
+def journal_text(folder: Place, *, why: int | None = None, hypothesis: str | None = None, everything: bool = False) -> str:
     """The story, or one entry with its causes."""
     entries = _entries(folder)
     if why is not None:
@@ -138,7 +137,7 @@ def _implied_cause(entries: Sequence[Entry], entry: Entry) -> int | None:
     return None
 
 
-def journal_document(folder: Path, *, why: int | None = None, hypothesis: str | None = None) -> dict[str, Any]:
+def journal_document(folder: Place, *, why: int | None = None, hypothesis: str | None = None) -> dict[str, Any]:
     """The same as one JSON document."""
     entries = _entries(folder)
     if why is not None:
@@ -152,11 +151,11 @@ def journal_document(folder: Path, *, why: int | None = None, hypothesis: str | 
     return {"study": folder.name, "entries": rows}
 
 
-def follow_journal(folder: Path) -> Iterator[str]:
+def follow_journal(folder: Place) -> Iterator[str]:
     """Lines as they are written, until the study is closed."""
     seen = 0
     while True:
-        with Journal.open(folder / "journal.db", write=False) as journal:
+        with Journal.open(folder, write=False) as journal:
             entries = journal.read(seen)
         for entry in entries:
             seen = entry.seq
@@ -166,7 +165,7 @@ def follow_journal(folder: Path) -> Iterator[str]:
         time.sleep(FOLLOW_S)
 
 
-def study_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
+def study_rows(folders: Sequence[Place]) -> list[dict[str, Any]]:
     """One row per study; a journal that cannot be read says why in its row."""
     rows: list[dict[str, Any]] = []
     for folder in folders:
@@ -200,8 +199,8 @@ def study_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _entries(folder: Path) -> list[Entry]:
-    with Journal.open(folder / "journal.db", write=False) as journal:
+def _entries(folder: Place) -> list[Entry]:
+    with Journal.open(folder, write=False) as journal:
         return journal.read()
 
 

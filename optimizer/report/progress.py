@@ -60,9 +60,9 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    def opened(self, spec: StudySpec, folder: Path) -> None:
+    def opened(self, spec: StudySpec, where: str) -> None:
         self.say(f"Study {spec.study}: target {spec.target.text} on {spec.host.name}; {spec.workload.text}.")
-        self.say(f"Journal: {folder / 'journal.db'} (optimize journal {spec.study})")
+        self.say(f"Journal: {where} (optimize journal {spec.study})")
 
     def watch(self, state: State, entry: Entry) -> None:
         if self._state is not None and entry.kind == EntryKind.RANKED:

@@ -32,7 +32,8 @@ class LocalTransport:
         self._relays: dict[int, tuple[Relay, int]] = {}
         self.home = home
         # The launch id of another study must not be inherited: a coordinator may itself run under one.
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPTIMIZER_")}
+        # The store's address may hold a password, and is no business of a server.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPTIMIZER_") and key != "OPTIMIZE_STORE"}
         self.env = {**inherited, **(env or {})}
         if home is not None:
             self.env["HOME"] = str(home)

@@ -27,8 +27,7 @@ from optimizer.core.prior import extended
 from optimizer.core.state import State, fold
 from optimizer.engines.registry import engine
 from optimizer.errors import JournalError, KnowledgeChanged, KnowledgeError, UsageError
-from optimizer.journal import Journal
-from optimizer.journal.files import is_unfinished
+from optimizer.journal import Holder, Journal, Place
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.load import find_knowledge, read_files
 from optimizer.model.entry import Entry, EntryKind
@@ -45,7 +44,10 @@ from optimizer.runner.survey import Unfit, find_target
 from optimizer.transport.base import Transport
 from optimizer.transport.local import LocalTransport
 from optimizer.wiring import learning
+from optimizer.wiring.leasing import held
 from optimizer.wiring.priors import find_prior
+from optimizer.wiring.roots import Roots as Roots
+from optimizer.wiring.roots import journal_of as journal_of
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a folder here and on the box, and part of every launch id
 PINNED_PACKAGES = ("optuna", "pydantic", "asyncssh", "httpx", "sqlite-utils")
@@ -84,32 +86,6 @@ class Options:
     study: str | None = None
     seed: int | None = None
     prior: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Roots:
-    """Where studies are kept and knowledge is read."""
-
-    runs: Path
-    knowledge: Path | None = None
-
-    def study(self, name: str) -> Path:
-        """The folder of a study, also of a recorded one. Raises UsageError with the known names."""
-        if not name or "/" in name or name.startswith("."):
-            raise UsageError(f"{name!r} is no study name.", hint=self._known())
-        for folder in (self.runs / name, self.runs / "recorded" / name):
-            if (folder / "journal.db").is_file():
-                return folder
-        raise UsageError(f"There is no study {name!r} under {self.runs}.", hint=self._known())
-
-    def names(self) -> list[Path]:
-        """Folders of all studies, newest first."""
-        found = [path.parent for pattern in ("*/journal.db", "recorded/*/journal.db") for path in self.runs.glob(pattern)]
-        return sorted(found, key=lambda path: (-(path / "journal.db").stat().st_mtime, path.name))
-
-    def _known(self) -> str:
-        names = [path.name for path in self.names()][:10]
-        return f"Studies: {', '.join(names)}" if names else "No study has been run here yet: optimize run --host … --target …"
 
 
 def library(roots: Roots) -> Library:
@@ -157,7 +133,7 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_r
             hint="Up to 64 letters, digits, dots, dashes and underscores, beginning with a letter or digit.",
         )
     folder = roots.runs / study
-    if options.study and (folder / "journal.db").exists() and not is_unfinished(folder / "journal.db"):
+    if options.study and prior_roots is None and roots.is_taken(study):
         raise UsageError(f"There is a study {study!r} already.", hint=f"optimize resume {study}, or choose another name.")
     description = hosts.describe(host, (Path("hosts"), _config_folder() / "hosts"))
     launch = hosts.parse_launch(options.launch) if options.launch is not None else hosts.launch_of(description)
@@ -287,7 +263,7 @@ async def _transport(spec: StudySpec, folder: Path) -> Transport:
 
 async def run_study(
     options: Options, roots: Roots, *, watch: Watch | None = None, progress: Callable[[str], None] | None = None,
-    announce: Callable[[StudySpec, Path], None] | None = None, say: Callable[[str], None] | None = None,
+    announce: Callable[[StudySpec, str], None] | None = None, say: Callable[[str], None] | None = None,
 ) -> tuple[State, Plan, Path]:  # fmt: skip
     """A whole study, from nothing to its end. What only a person can say is in ``options``: ``wiring.questions`` asks for it."""
     if options.more_hosts:
@@ -299,16 +275,17 @@ async def run_study(
         prepared = prepare(options, roots)
     spec, folder = prepared.spec, prepared.folder
     if spec.host.kind != "sim":  # a simulated box behaves as its file says, whatever was learned elsewhere
-        known = with_learned(known, learning.pinned_text())
+        known = with_learned(known, learning.pinned_text(roots.store))
     stop = StopRequest()
     with interruptible(stop, say), _gone_unless_opened(folder):
         async with AsyncExitStack() as stack:
             box = await stop.before_opening(_free_box(stack, spec, folder), "No study was opened, and nothing was changed.")
             with _writable(roots.runs):
-                created = Journal.create(folder / "journal.db")
+                created = Journal.create(journal_of(roots.place(spec.study)))
+                folder.mkdir(parents=True, exist_ok=True)
             with created as journal:
                 if announce is not None:
-                    announce(spec, folder)
+                    announce(spec, journal.where)
                 journal.append("opened", opened_body(spec, known), expect=journal.last_seq, blobs={"knowledge.json": knowledge_blob(known)})
                 executor = LiveExecutor(box, spec, known, progress)
                 return await _drive(journal, executor, plan_of(known), folder, watch, stop), plan_of(known), folder
@@ -342,8 +319,9 @@ async def resume_study(
     say: Callable[[str], None] | None = None,
 ) -> tuple[State, Plan, Path]:  # fmt: skip
     """Continue an interrupted study: reconcile its open intent, then go on as if nothing had happened."""
-    folder = roots.study(name)
-    with Journal.open(folder / "journal.db", write=True) as journal:
+    place = roots.study(name)
+    folder = roots.folder(place)
+    with Journal.open(place, write=True) as journal:
         entries = journal.read()
         state = fold(entries)
         if state.spec is None:
@@ -379,7 +357,7 @@ async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: P
     log.configure(level="error", log_file=folder / "log.jsonl", redactor=journal.redactor)
     stop_file = folder / "stop"
     try:
-        state = await drive(journal, executor, plan, stop=stop, watch=_stoppable(stop, stop_file, watch))
+        state = await held(journal, drive(journal, executor, plan, stop=stop, watch=_stoppable(stop, stop_file, watch)), stop)
     finally:
         await executor.close()
     stop_file.unlink(missing_ok=True)
@@ -393,8 +371,8 @@ def _remember(journal: Journal, state: State) -> None:
     """What the study taught goes into the user's knowledge file; a file that cannot be written takes nothing from the study."""
     assert state.spec is not None
     try:
-        learning.remember(state.spec.study, journal.read(), state)
-    except (OSError, KnowledgeError) as error:
+        learning.remember(state.spec.study, journal.read(), state, journal.database)
+    except (OSError, KnowledgeError, JournalError) as error:
         log.get(__name__).warning("nothing was learned from this study", why=str(error))
 
 
@@ -540,11 +518,17 @@ async def _diagnose_live(spec: StudySpec, folder: Path, known: Library) -> Any:
         return diagnose(bundle_from_files(effect.blobs), known)
 
 
-def holder_of(folder: Path) -> int | None:
-    """The process that is driving a study on this machine, if it lives."""
-    with Journal.open(folder / "journal.db", write=False) as journal:
+def holder_of(place: Place) -> Holder | None:
+    """The process that is driving a study, if it lives; of a study in a store it may be on another machine."""
+    with Journal.open(place, write=False) as journal:
         holder = journal.holder()
-    return holder.pid if holder is not None and holder.alive else None
+    return holder if holder is not None and holder.alive else None
+
+
+def ask_stop(place: Place) -> bool:
+    """Leave word in the store for the coordinator of a study, wherever it runs; False where there is no store."""
+    with Journal.open(place, write=False) as journal:
+        return journal.ask_stop()
 
 
 async def restore_host(name: str, inside: str | None = None) -> dict[str, Any]:

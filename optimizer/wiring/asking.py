@@ -18,15 +18,15 @@ from optimizer.wiring import Roots, plans_by_entry
 
 def why(study: str, seq: int, roots: Roots) -> dict[str, Any]:
     """One entry with what led to it."""
-    folder = roots.study(study)
-    with Journal.open(folder / "journal.db", write=False) as journal:
+    folder = roots.named(study)
+    with Journal.open(folder, write=False) as journal:
         return why_document(folder.name, journal.read(), seq)
 
 
 def why_not(study: str, text: str, roots: Roots) -> dict[str, Any]:
     """What became of a setting or cause in a study. Raises UsageError for one that nobody knows."""
-    folder = roots.study(study)
-    with Journal.open(folder / "journal.db", write=False) as journal:
+    folder = roots.named(study)
+    with Journal.open(folder, write=False) as journal:
         entries: Sequence[Entry] = journal.read()
         if not entries:
             raise JournalError(f"The journal of {folder.name} holds no entry.", hint="It ended before it began.")

@@ -24,6 +24,7 @@ from optimizer.runner.loop import Watch
 from optimizer.runner.signals import interruptible
 from optimizer.transport.local import LocalTransport
 from optimizer.wiring import learning
+from optimizer.wiring.leasing import held
 
 Said = Callable[[str], None]
 MAX_BOXES = 16
@@ -68,7 +69,7 @@ def _folder_of(folder: Path, spec: StudySpec, at: int) -> Path:
 
 async def run(
     options: wiring.Options, roots: wiring.Roots, *, watch: Watch | None = None, progress: Said | None = None,
-    announce: Callable[[StudySpec, Path], None] | None = None, say: Said | None = None,
+    announce: Callable[[StudySpec, str], None] | None = None, say: Said | None = None,
 ) -> tuple[State, Plan, Path]:  # fmt: skip
     """A whole study on several boxes, from nothing to its end. Raises before it is opened when one of them cannot be reached, or its
     server may not be stopped."""
@@ -76,7 +77,7 @@ async def run(
     with wiring._writable(roots.runs):
         spec, folder = prepare(options, roots)
     if any(one.host.kind != "sim" for one in spec.boxes):
-        known = wiring.with_learned(known, learning.pinned_text())
+        known = wiring.with_learned(known, learning.pinned_text(roots.store))
     plan, stop = wiring.plan_of(known), BoxesStop()
     with interruptible(stop, say), wiring._gone_unless_opened(folder):
         async with _opened(spec, folder, wiring._free_box) as boxes:
@@ -86,10 +87,11 @@ async def run(
             if stop.reason is not None:
                 raise Interrupted(f"{stop.reason} No study was opened, and nothing was changed.")
             with wiring._writable(roots.runs):
-                created = Journal.create(folder / "journal.db")
+                created = Journal.create(wiring.journal_of(roots.place(spec.study)))
+                folder.mkdir(parents=True, exist_ok=True)
             with created as journal:
                 if announce is not None:
-                    announce(spec, folder)
+                    announce(spec, journal.where)
                 journal.append("opened", wiring.opened_body(spec, known), expect=journal.last_seq, blobs={"knowledge.json": knowledge_blob(known)})
                 executors = _executors(spec, boxes, known, progress, say)
                 return await _drive(journal, executors, plan, folder, watch, stop), plan, folder
@@ -167,7 +169,7 @@ async def _drive(journal: Journal, executors: dict[str, Executor], plan: Plan, f
     log.configure(level="error", log_file=folder / "log.jsonl", redactor=journal.redactor)
     stop_file = folder / "stop"
     try:
-        state = await drive_boxes(journal, executors, plan, stop=stop, watch=wiring._stoppable(stop, stop_file, watch))
+        state = await held(journal, drive_boxes(journal, executors, plan, stop=stop, watch=wiring._stoppable(stop, stop_file, watch)), stop)
     finally:
         await asyncio.gather(*(executor.close() for executor in live.values()), return_exceptions=True)
     stop_file.unlink(missing_ok=True)

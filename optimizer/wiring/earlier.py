@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from optimizer.core.durations import Earlier
 from optimizer.errors import OptimizerError
-from optimizer.journal import Journal
-from optimizer.journal.files import is_unfinished
+from optimizer.journal import Journal, Place
 from optimizer.model.entry import Entry, EntryKind
 
 MOST_STUDIES = 3  # the newest that fit; older ones may have had another driver or model
 MOST_LOOKED_AT = 40
 
 
-def earlier(folders: Iterable[Path], host: str, engine: str, model: str | None) -> Earlier:
+def earlier(folders: Iterable[Place], host: str, engine: str, model: str | None) -> Earlier:
     """Durations of the newest studies of this host with this engine and model. One that cannot be read tells nothing."""
     names: list[str] = []
     seconds: dict[str, list[float]] = {}
     for folder in list(folders)[:MOST_LOOKED_AT]:
         try:
-            if is_unfinished(folder / "journal.db"):
-                continue
-            with Journal.open(folder / "journal.db", write=False) as journal:
+            with Journal.open(folder, write=False) as journal:
                 entries = journal.read()
         except (OptimizerError, OSError, ValueError):
             continue

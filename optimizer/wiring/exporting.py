@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from optimizer.core.state import State, apply
@@ -19,8 +18,8 @@ from optimizer.wiring import Roots
 
 def export_study(name: str, roots: Roots, url: str) -> dict[str, Any]:
     """Every launch of the study as a trial. Raises UsageError when nothing was launched or the database cannot be used."""
-    folder = Path(name) if (Path(name) / "journal.db").is_file() else roots.study(name)
-    with Journal.open(folder / "journal.db", write=False) as journal:
+    folder = roots.named(name)
+    with Journal.open(folder, write=False) as journal:
         entries = journal.read()
     state, trials = _trials(entries)
     if not trials or state.spec is None:

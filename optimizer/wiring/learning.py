@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from optimizer.core.learned import merged, taught_by
 from optimizer.core.state import State
 from optimizer.errors import KnowledgeError, UsageError
+from optimizer.journal import Database
 from optimizer.model.base import Frozen
 from optimizer.model.canonical import digest
 from optimizer.model.entry import Entry
@@ -55,26 +56,43 @@ def read(path: Path) -> LearnedFile:
     return found
 
 
-def pinned_text() -> str | None:
+def known(path: Path, database: Database | None) -> LearnedFile:
+    """What this user's studies start from: the file, or what the team's store holds. The switch is each user's own, in the file."""
+    mine = read(path)
+    if database is None:
+        return mine
+    from optimizer.journal.postgres import taught
+
+    found = taught(database)
+    rows = merged([Learned.model_validate_json(sums) for _, sums in found if sums is not None])
+    return LearnedFile(rows=rows, seen=tuple(mark for mark, _ in found), off=mine.off)
+
+
+def pinned_text(database: Database | None = None) -> str | None:
     """What a new study pins of it: the sums, without the digests; None when there is nothing, or it is switched off."""
     path = path_of()
     if path is None:
         return None
-    found = read(path)
+    found = known(path, database)
     if found.off or not found.rows:
         return None
     return json.dumps({"learned": "rows", "rows": [row.plain() for row in found.rows]}, indent=1, sort_keys=True)
 
 
-def remember(study: str, entries: Sequence[Entry], state: State) -> int:
+def remember(study: str, entries: Sequence[Entry], state: State, database: Database | None = None) -> int:
     """Add what this study taught; how many tests. A simulated box teaches nothing: its answers were written by somebody."""
     path = path_of()
     if path is None or state.spec is None or state.spec.host.kind == "sim":
         return 0
-    known = read(path)
-    if known.off:
+    mine = read(path)
+    if mine.off:
         return 0
-    return _add(path, known, [(digest([study, entries[0].hash, seq])[:16], row) for seq, row in taught_by(entries, state)])
+    tests = [(digest([study, entries[0].hash, seq])[:16], row) for seq, row in taught_by(entries, state)]
+    if database is None:
+        return _add(path, mine, tests)
+    from optimizer.journal.postgres import teach
+
+    return teach(database, [(mark, row.model_dump_json()) for mark, row in tests]) if tests else 0
 
 
 def _add(path: Path, known: LearnedFile, tests: Iterable[tuple[str, Learned]]) -> int:
@@ -96,43 +114,65 @@ def _write(path: Path, found: LearnedFile) -> None:
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-def learned_document(*, export: Path | None, merge: Path | None, switch: bool | None, clear: bool) -> dict[str, Any]:
+def learned_document(
+    *, export: Path | None, merge: Path | None, switch: bool | None, clear: bool, database: Database | None = None
+) -> dict[str, Any]:
     """Show, and before that whatever was asked. Raises UsageError when learning is switched off by the variable."""
     path = path_of()
     if path is None:
         raise UsageError(f"Learning is switched off by {VARIABLE}.", hint=f"Unset {VARIABLE}, or give it a path.")
-    known = read(path)
+    found = known(path, database)
     said = []
+    if clear and database is not None:
+        raise UsageError(
+            f"What {database} has learned belongs to everybody who uses it, and is not cleared from here.",
+            hint="Who administers it can: DELETE FROM optimize.taught. For you alone: optimize learned --off",
+        )
     if clear:
-        known = LearnedFile(off=known.off)
-        _write(path, known)
+        found = LearnedFile(off=found.off)
+        _write(path, found)
         said.append("Everything that was learned is forgotten.")
     if merge is not None:
-        if not merge.is_file():
-            raise UsageError(f"There is no file {merge}.")
-        theirs = read(merge)
-        fresh = bool(set(theirs.seen) - set(known.seen))
-        if not theirs.rows or not fresh:
-            said.append(f"{merge} holds nothing new.")
-        elif set(theirs.seen) & set(known.seen):
-            raise UsageError(f"{merge} shares tests with what is known here: its sums would count them twice.", hint="Merge files that grew apart, or --clear first.")
-        else:
-            known = known.model_copy(update={"rows": merged([*known.rows, *theirs.rows]), "seen": (*known.seen, *theirs.seen)[-MOST_SEEN:]})
-            _write(path, known)
-            said.append(f"{sum(row.tests for row in theirs.rows)} tests of {merge} were added.")
+        found = _merged_in(merge, found, path, database, said)
     if switch is not None:
-        known = known.model_copy(update={"off": not switch})
-        _write(path, known)
+        found = found.model_copy(update={"off": not switch})
+        _write(path, found if database is None else read(path).model_copy(update={"off": not switch}))
         said.append("New studies use it." if switch else "New studies neither use it nor add to it.")
     if export is not None:
-        _write(export, known)
+        _write(export, found)
         said.append(f"Written to {export}.")
-    rows = [{**row.plain(), "measured_over_predicted": round(math.exp(row.sum_ln / row.held), 3) if row.held else None} for row in known.rows]
-    return {"file": str(path), "on": not known.off, "tests": sum(row.tests for row in known.rows), "rows": rows, "text": _text(path, known, rows, said)}
+    where = str(path if database is None else database)
+    rows = [{**row.plain(), "measured_over_predicted": round(math.exp(row.sum_ln / row.held), 3) if row.held else None} for row in found.rows]
+    return {"file": where, "on": not found.off, "tests": sum(row.tests for row in found.rows), "rows": rows, "text": _text(where, found, rows, said)}
 
 
-def _text(path: Path, known: LearnedFile, rows: Sequence[dict[str, Any]], said: Sequence[str]) -> str:
-    lines = [*said, f"{path}: {len(rows)} rows{'' if not known.off else ' (switched off)'}"]
+def _merged_in(merge: Path, found: LearnedFile, path: Path, database: Database | None, said: list[str]) -> LearnedFile:
+    """``found`` with somebody else's file, written where it belongs."""
+    if not merge.is_file():
+        raise UsageError(f"There is no file {merge}.")
+    theirs = read(merge)
+    if not theirs.rows or not set(theirs.seen) - set(found.seen):
+        said.append(f"{merge} holds nothing new.")
+        return found
+    if set(theirs.seen) & set(found.seen):
+        raise UsageError(f"{merge} shares tests with what is known here: its sums would count them twice.", hint="Merge files that grew apart, or --clear first.")
+    if database is None:
+        found = found.model_copy(update={"rows": merged([*found.rows, *theirs.rows]), "seen": (*found.seen, *theirs.seen)[-MOST_SEEN:]})
+        _write(path, found)
+    else:
+        from optimizer.journal.postgres import teach
+
+        # A file's sums are not to be had apart by test: each row stands with one of its marks, or with one made of the file.
+        marks = [*theirs.seen, *(f"{theirs.seen[-1]}+{at}" for at in range(len(theirs.rows) - len(theirs.seen)))]
+        sums: list[str | None] = [row.model_dump_json() for row in theirs.rows]
+        teach(database, list(zip(marks, [*sums, *[None] * (len(marks) - len(sums))], strict=True)))
+        found = known(path, database)
+    said.append(f"{sum(row.tests for row in theirs.rows)} tests of {merge} were added.")
+    return found
+
+
+def _text(where: str, known: LearnedFile, rows: Sequence[dict[str, Any]], said: Sequence[str]) -> str:
+    lines = [*said, f"{where}: {len(rows)} rows{'' if not known.off else ' (switched off)'}"]
     for row in rows:
         ratio = row["measured_over_predicted"]
         lines.append(

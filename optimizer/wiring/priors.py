@@ -10,8 +10,7 @@ from typing import Any
 from optimizer.core.prior import record_of
 from optimizer.core.state import fold
 from optimizer.errors import OptimizerError, UsageError
-from optimizer.journal import Journal
-from optimizer.journal.files import is_unfinished
+from optimizer.journal import Journal, Place
 from optimizer.knowledge.prior_art import prior_art
 from optimizer.model.prior import PriorArt
 
@@ -48,20 +47,18 @@ def _named(name: str, roots: Any) -> tuple[PriorArt, ...]:
             return prior_art(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"The prior art {path} cannot be read: {error}") from error
-    folder = path if (path / "journal.db").is_file() else path.parent if path.name == "journal.db" and path.is_file() else roots.study(name)
-    with Journal.open(folder / "journal.db", write=False) as journal:
+    folder = path.parent if path.name == "journal.db" and path.is_file() else roots.named(name)
+    with Journal.open(folder, write=False) as journal:
         record = record_of(fold(journal.read()))
     if record is None:
         raise UsageError(f"The study {folder.name} confirmed nothing better than it found: it is no prior art.", hint="Name another, or --prior none.")
     return (record,)
 
 
-def _met(folder: Path) -> PriorArt | None:
+def _met(folder: Place) -> PriorArt | None:
     """A study that lies in the same folder; one that is open, broken or of another release is none of our business here."""
     try:
-        if is_unfinished(folder / "journal.db"):
-            return None
-        with Journal.open(folder / "journal.db", write=False) as journal:
+        with Journal.open(folder, write=False) as journal:
             return record_of(fold(journal.read()))
     except (OptimizerError, OSError, ValueError):
         return None

@@ -16,7 +16,7 @@ from optimizer.core.state import State, fold
 from optimizer.engines.registry import engines
 from optimizer.errors import UsageError
 from optimizer.evidence.bundle import Bundle, read_bundle
-from optimizer.journal import Journal
+from optimizer.journal import Journal, Place
 from optimizer.knowledge.library import Library
 from optimizer.model.base import Value
 from optimizer.model.canonical import canonical_json
@@ -47,10 +47,10 @@ def is_recordings(folder: Path) -> bool:
     return folder.is_dir() and not (folder / "journal.db").is_file() and any(folder.glob("*/launch.json"))
 
 
-def replay_policy(folder: Path, roots: Roots, options: PolicyOptions) -> dict[str, Any]:
+def replay_policy(folder: Place, roots: Roots, options: PolicyOptions) -> dict[str, Any]:
     """Let a policy choose among the recorded configurations. Raises UsageError for a policy, launch or folder that is none."""
     known = library(roots)
-    launches = _of_folder(folder, options) if is_recordings(folder) else _of_journal(folder)
+    launches = _of_folder(folder, options) if isinstance(folder, Path) and is_recordings(folder) else _of_journal(folder)
     way, effect = direction_of(options.objective), effect_of(options.objective, direction_of(options.objective))
     start = _start(launches, options, folder)
     alike = [item for item in launches if item is start or _comparable(item, start)]
@@ -111,8 +111,8 @@ def _box(bundle: Bundle) -> dict[str, Value]:
     return box
 
 
-def _of_journal(folder: Path) -> list[Recorded]:
-    with Journal.open(folder / "journal.db", write=False) as journal:
+def _of_journal(folder: Place) -> list[Recorded]:
+    with Journal.open(folder, write=False) as journal:
         state = fold(journal.read())
     survey = state.survey or {}
     found = []
@@ -130,12 +130,12 @@ def _of_journal(folder: Path) -> list[Recorded]:
     return found
 
 
-def _need_arms(found: Sequence[Recorded], state: State, folder: Path) -> None:
+def _need_arms(found: Sequence[Recorded], state: State, folder: Place) -> None:
     if not found:
         raise UsageError(f"{folder.name} measured nothing: there is nothing to replay.", hint=f"It ended: {(state.closed or {}).get('ending', 'unfinished')}")
 
 
-def _start(launches: Sequence[Recorded], options: PolicyOptions, folder: Path) -> Recorded:
+def _start(launches: Sequence[Recorded], options: PolicyOptions, folder: Place) -> Recorded:
     wanted = options.start or "baseline"
     exact = [item for item in launches if item.name == wanted] or [item for item in launches if item.name.endswith(wanted)]
     if len(exact) != 1 or not exact[0].values:
@@ -210,7 +210,7 @@ def _scripted(path: Path, measured: Sequence[Recorded], start: Recorded) -> tupl
 
 
 def _contest(
-    folder: Path, measured: Sequence[Recorded], start: Recorded, best: Recorded, known: Library, options: PolicyOptions, way: Direction, effect: Effect
+    folder: Place, measured: Sequence[Recorded], start: Recorded, best: Recorded, known: Library, options: PolicyOptions, way: Direction, effect: Effect
 ) -> dict[str, Any]:
     if options.policy not in policy_names():
         raise UsageError(f"There is no policy {options.policy!r}.", hint=f"There are: {', '.join(policy_names())}, or a JSON file of changes in order.")
@@ -237,7 +237,7 @@ def _contest(
 
 
 def _document(
-    folder: Path, start: Recorded, best: Recorded, steps: Sequence[_Step], missing: Sequence[str], way: Direction, options: PolicyOptions, took: float
+    folder: Place, start: Recorded, best: Recorded, steps: Sequence[_Step], missing: Sequence[str], way: Direction, options: PolicyOptions, took: float
 ) -> dict[str, Any]:
     at_once = _share(start, best, way)
     shares, reached = [], 0 if at_once is not None and at_once >= _NEAR else None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from optimizer.core.state import fold
 from optimizer.errors import JournalError, UsageError
-from optimizer.journal import Journal
+from optimizer.journal import Journal, Place
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, NotRecorded, RecordedExecutor
@@ -18,15 +17,15 @@ from optimizer.wiring import Roots, plans_by_entry
 
 def replay_study(name: str, roots: Roots, *, verify: bool, until: int | None) -> dict[str, Any]:
     """``identical`` tells whether today's code decides as recorded; ``text`` says it for people."""
-    folder = Path(name) if (Path(name) / "journal.db").is_file() else roots.study(name)
-    with Journal.open(folder / "journal.db", write=False) as journal:
+    folder = roots.named(name)
+    with Journal.open(folder, write=False) as journal:
         if not journal.last_seq:
             raise JournalError(f"The journal of {folder.name} holds no entry: there is nothing to replay.", hint="It ended before it began.")
     return _verified(folder, until) if verify else _driven(folder, until)
 
 
-def _verified(folder: Path, until: int | None) -> dict[str, Any]:
-    with Journal.open(folder / "journal.db", write=False) as journal:
+def _verified(folder: Place, until: int | None) -> dict[str, Any]:
+    with Journal.open(folder, write=False) as journal:
         journal.verify()
         entries = journal.read()
         plan_at = plans_by_entry(journal, entries)
@@ -39,9 +38,9 @@ def _verified(folder: Path, until: int | None) -> dict[str, Any]:
     return {"study": folder.name, "entries": found.entries, "decisions": found.decisions, "mismatches": wrong, "identical": not wrong, "text": text}
 
 
-def _driven(folder: Path, until: int | None) -> dict[str, Any]:
+def _driven(folder: Place, until: int | None) -> dict[str, Any]:
     """Let today's policy ask, and the journal answer. Where it asks for something that was never measured, replay stops."""
-    with Journal.open(folder / "journal.db", write=False) as journal:
+    with Journal.open(folder, write=False) as journal:
         entries = journal.read()
         plan = plans_by_entry(journal, entries)(entries[-1].seq)
     entries = entries[:until] if until else entries

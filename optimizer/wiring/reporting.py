@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from optimizer.core.plan import Plan
 from optimizer.core.state import fold
 from optimizer.errors import JournalError
-from optimizer.journal import Journal
+from optimizer.journal import Journal, Place
 from optimizer.redact import Redactor
 from optimizer.report.document import study_document
 from optimizer.wiring import pinned_library, plan_of
 
 
-def report_of(folder: Path, form: str) -> str:
+def report_of(folder: Place, form: str) -> str:
     """``html``, ``md``, ``json`` or ``csv``. A study that still runs is reported as far as it got."""
-    with Journal.open(folder / "journal.db", write=False) as journal:
+    with Journal.open(folder, write=False) as journal:
         entries = journal.read()
         state = fold(entries)
         if state.spec is None:
@@ -35,14 +34,14 @@ def report_of(folder: Path, form: str) -> str:
     return report_csv(document) if form == "csv" else report_html(document)
 
 
-def compare_studies(before: Path, after: Path, *, best: bool) -> dict[str, Any]:
+def compare_studies(before: Place, after: Place, *, best: bool) -> dict[str, Any]:
     """Two studies side by side; see ``core.forensics``."""
     from optimizer.core.forensics import compare
 
     states = []
     plan = Plan()
     for folder in (before, after):
-        with Journal.open(folder / "journal.db", write=False) as journal:
+        with Journal.open(folder, write=False) as journal:
             entries = journal.read()
             states.append(fold(entries))
             plan = plan_of(pinned_library(journal, entries))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from optimizer.core.closing import pooled
@@ -30,8 +29,8 @@ class _Point:
 
 def tradeoff(name: str, roots: Roots, latency: str) -> dict[str, Any]:
     """Raises UsageError when the study measured no such latency."""
-    folder = Path(name) if (Path(name) / "journal.db").is_file() else roots.study(name)
-    with Journal.open(folder / "journal.db", write=False) as journal:
+    folder = roots.named(name)
+    with Journal.open(folder, write=False) as journal:
         state = fold(journal.read())
     points = [point for arm in state.arms.values() for point in _points(arm, latency)]
     if not points:

@@ -68,6 +68,14 @@ class DatabaseJournal(Journal):
     def _database(self) -> Database:
         return self.place.database
 
+    @property
+    def database(self) -> Database | None:
+        return self._database
+
+    @property
+    def unconfirmed_s(self) -> float:
+        return time.monotonic() - self._confirmed_s
+
     @classmethod
     def create_in(cls, place: Stored, *, redactor: Redactor | None = None) -> Self:
         connection = session.connected(place.database)
@@ -263,7 +271,9 @@ class DatabaseJournal(Journal):
             until_s = time.monotonic() + PATIENCE_S
             while True:
                 try:
-                    return self._attempt(expect, numbered, packs, made)
+                    entry = self._attempt(expect, numbered, packs, made)
+                    self._confirmed_s = time.monotonic()
+                    return entry
                 except StoreLost as lost:
                     try:
                         self._renew(until_s, lost)
