@@ -158,6 +158,8 @@ async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, Se
                 hint="What was measured beside it would be wrong. To tune that server, leave --launch away; else stop it first.",
             )
         return adapter, spec.launch, same[0] if same else None
+    if not running and (why := why_not_whole(found.servers)):
+        raise Unfit(f"No server on {box.name} can be tuned by itself. {why.strip()}", hint="docs/deployments.md says how a deployment is described.")
     if not running:
         hidden = " Somebody listens on that port, but this user may not see who." if found.port_owner_hidden else ""
         raise Unfit(f"No inference server runs on {box.name} and none is described.{hidden}", hint=EXAMPLE.format(host=box.name))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.box.program import guard_program, shim_program
+from optimizer.box.program import conductor_program, guard_program, shim_program
 from tests.interpreters import supported
 from tests.old_syntax import parsed
 
@@ -122,10 +122,11 @@ def test_every_python_of_this_machine_loads_what_is_sent() -> None:
     texts = {name: (PACKAGE / name).read_bytes() for name in WHOLE}
     texts["the guard as sent"] = guard_program()
     # Everything is loaded, and nothing run: the program's last line calls main.
-    program, call, end = shim_program().rpartition(b"sys.modules[\"optimizer.box.shim\"].main()")
-    assert call
-    assert not end.strip()
-    texts["the shim as sent"] = program
+    for name, sent in (("the shim as sent", shim_program()), ("the conductor as sent", conductor_program())):
+        program, call, end = sent.rpartition(b"sys.modules[_main].main()")
+        assert call
+        assert not end.strip()
+        texts[name] = program
     tried = supported().values()
     assert tried, "not even the Python that runs this test was found"
     for interpreter in tried:

@@ -72,6 +72,20 @@ class PDBox(FastBox):
                 found[name] = words
         return found
 
+    def words_of(self, pid: int) -> list[str]:
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            return []
+
+    def by_hand(self, study: str) -> subprocess.Popen[bytes]:
+        """A person starts what the study left."""
+        with (self.here / "by_hand.log").open("wb") as log:
+            process = subprocess.Popen(["sh", str(self.runs / study / "launch.sh")], env=self.env, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log,
+                                       stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        self.processes.append(process)
+        return process
+
     def environment_of(self, name: str) -> dict[str, str]:
         """That of the process that has this part now."""
         for pid in self.residents():

@@ -158,6 +158,7 @@ async def test_killed_conductor_leaves_nothing_that_a_sweep_does_not_find(box: B
     assert (await box.sweep("s1:1", term_s=5)).clean and not any(alive(one.pid or 0) for one in state.members)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["claimed", "before_spawn", "spawned", "recorded", "member_prefill", "member_decode", "member_router"])
 async def test_killed_between_two_steps_of_a_launch(
     make_box: Callable[..., Box], members: Callable[..., list[MemberLaunch]], ports: list[int], point: str

@@ -13,7 +13,7 @@ from optimizer.model.step import Launch, Level, Measure
 from optimizer.model.study import LaunchSpec
 from optimizer.runner import measure as measuring
 from optimizer.runner.base import Effect
-from optimizer.runner.context import BoxContext, Session
+from optimizer.runner.context import BoxContext, Served, Session, Worker
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, RecordedExecutor
 from optimizer.wiring import Options, Roots, prepare
@@ -89,9 +89,9 @@ def test_a_measurement_that_is_cut_leaves_nobody_sampling(monkeypatch: pytest.Mo
         session = Session()
         session.context = BoxContext(engine="sglang", launch=LaunchSpec(argv=("x",)), original_port=1, boot_id="b", hostname="h", has_nvidia_smi=True)
         box: Any = Sampled()
+        served = Served(port=1, model="m", workers=(Worker(name=None, role="server", port=1, argv=("x",), env={}),))
         with pytest.raises(ConnectionError):
-            await measuring.measure(box, spec(), session, engine("sglang"), step, port=1, model="m", argv=(), env={},
-                                    progress=print, classify=lambda: nothing)  # fmt: skip
+            await measuring.measure(box, spec(), session, engine("sglang"), step, served=served, progress=print, classify=lambda: nothing)
         await asyncio.sleep(0.01)
 
     asyncio.run(main())

@@ -176,7 +176,7 @@ class Scheduler:
         running = len(self.running)
         parts: list[tuple[Request, int]] = []
         fresh: list[Request] = []
-        cached = 0
+        cached, joined = 0, False
         reserved = sum((request.limit - request.produced) * self.new_token_ratio for request in self.running)
         free = options.pool_tokens - self.used_tokens - reserved
         if self.chunked is not None:
@@ -192,6 +192,7 @@ class Scheduler:
                 if request.context + request.limit > free and (self.running or parts):
                     break
                 self._admit_transferred(self.waiting.popleft())
+                joined = True
                 free -= request.context + request.limit
                 running = len(self.running)
                 continue
@@ -214,7 +215,7 @@ class Scheduler:
             if take < need:
                 break
         if not parts:
-            return False
+            return joined
         tokens = sum(take for _, take in parts)
         batch = PrefillBatch(
             [request for request, _ in parts], parts, tokens, cached, len(fresh), self.physics.prefill_graphed(tokens)
