@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +47,12 @@ def nothing_is_left_running() -> Iterator[None]:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "tests left processes behind (killed now):\n" + "\n".join(f"  {pid}: {line}" for pid, line in left.items())
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A real PostgreSQL server (tests.postgres.Server), started by the first test that asks for one."""
+    from tests.postgres import running
+
+    with running() as server:
+        yield server

@@ -3,7 +3,6 @@ not leaves no trace, and the next coordinator carries on."""
 
 import os
 import shutil
-import signal
 import sqlite3
 import struct
 import subprocess
@@ -16,87 +15,6 @@ import pytest
 from optimizer.crashpoint import crash_point
 from optimizer.errors import JournalError
 from optimizer.journal import Journal
-
-# One study that acknowledges on stdout what has been committed; it carries on where its journal ends. Each argument after the
-# folder is one point to die at; every study is started in a fork, dies there, is copied for inspection, and is resumed.
-STUDIES = """
-    import os, shutil, sys
-    from optimizer.errors import JournalError
-    from optimizer.journal import Journal
-
-    def study(path):
-        try:
-            journal = Journal.open(path, write=True)
-        except JournalError:
-            journal = Journal.create(path)  # refuses to touch a journal that has begun
-        entries = [entry for entry in journal.read() if entry.kind != "lease_taken"]
-        for n in range(len(entries), 8):
-            seq = journal.last_seq
-            if n % 2 == 0:
-                journal.append("intent", {"n": n}, key=f"k{n}", expect=seq)
-            else:
-                journal.append("outcome", {"status": "done", "n": n}, key=f"k{n - 1}", expect=seq, blobs={"log": b"x" * n})
-            os.write(1, b"%d " % n)
-        journal.close()
-
-    def forked(path, point):
-        child = os.fork()
-        if not child:
-            if point:
-                os.environ["OPTIMIZER_CRASH_AT"] = point
-            study(path)
-            os._exit(0)
-        os.write(1, b"%d\\n" % os.waitstatus_to_exitcode(os.wait()[1]))
-
-    folder = sys.argv[1]
-    for number, point in enumerate(sys.argv[2:]):
-        path = f"{folder}/{number}/journal.db"
-        forked(path, point)
-        shutil.copytree(f"{folder}/{number}", f"{folder}/{number}-died")
-        forked(path, "")
-"""
-
-
-def studies(folder: Path, *points: str, **environment: str) -> list[list[int]]:
-    """Per run, and two runs a point: the acknowledged numbers, then the exit status."""
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(STUDIES), str(folder), *points],
-        env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    return [[int(word) for word in line.split()] for line in run.stdout.splitlines()]
-
-
-def test_killed_at_every_point_and_resumed_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    studies(tmp_path / "whole", "", OPTIMIZER_CRASH_TRACE=str(trace))
-    passed = trace.read_text().split()
-    assert set(passed) == {
-        "journal.create.before_commit", "journal.lease.before_commit", "journal.lease.after_commit",
-        "journal.append.before_begin", "journal.append.before_commit", "journal.append.after_commit",
-    }  # fmt: skip
-    points = passed.index("journal.lease.before_commit", 2)  # the resumed run adds its own
-    assert points == 3 + 8 * 3
-    runs = studies(tmp_path, *(f"*:{k + 1}" for k in range(points)))
-    for k in range(points):
-        (*acknowledged, died), (*more, ended) = runs[2 * k], runs[2 * k + 1]
-        assert (died, ended) == (-signal.SIGKILL, 0), passed[k]
-        wreck = tmp_path / f"{k}-died" / "journal.db"
-        if k == 0:
-            with pytest.raises(JournalError, match="ended before its first entry"):
-                Journal.open(wreck, write=True)
-        else:
-            assert Journal.open(wreck, write=False).last_seq - len(acknowledged) in (0, 1), passed[k]
-        with Journal.open(tmp_path / f"{k}" / "journal.db", write=False) as journal:
-            journal.verify()
-            entries = [entry for entry in journal.read() if entry.kind != "lease_taken"]
-        assert [entry.body["n"] for entry in entries] == list(range(8)), passed[k]
-        assert not set(acknowledged) & set(more)
-
-
-def test_named_points_count_their_own_passages(tmp_path: Path) -> None:
-    first, _ = studies(tmp_path, "journal.append.after_commit:3")
-    assert first == [0, 1, -signal.SIGKILL]
-    assert Journal.open(tmp_path / "0-died" / "journal.db", write=False).last_seq == 3
 
 
 def test_a_crash_point_that_nobody_could_mean_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

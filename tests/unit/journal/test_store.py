@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.errors import AnotherWriter, JournalCorrupt, JournalError, JournalTooNew
+from optimizer.errors import JournalCorrupt, JournalError, JournalTooNew
 from optimizer.journal import Journal, files, schema
-from optimizer.model.entry import BODY_VERSION, GENESIS, EntryKind
+from optimizer.model.entry import BODY_VERSION, EntryKind
 
 
 @pytest.fixture
@@ -39,89 +39,6 @@ def tampered(path: Path, *statements: str) -> None:
         connection.execute(statement)
     connection.commit()
     connection.close()
-
-
-class TestAppendAndRead:
-    def test_what_append_returns_is_what_read_returns(self, path: Path) -> None:
-        with Journal.create(path) as journal:
-            first = journal.append("opened", {"z": 1, "a": [1.5, None, True], "text": "é «x»"}, expect=0)
-            second = journal.append("ranked", {}, cause=1, expect=1)
-            assert journal.read() == [first, second]
-            assert journal.read(after=1) == [second]
-            assert journal.read(after=2) == []
-        assert (first.seq, first.prev, second.prev) == (1, GENESIS, first.hash)
-        assert first.body == {"z": 1, "a": [1.5, None, True], "text": "é «x»"}
-
-    def test_every_kind_can_be_appended(self, path: Path) -> None:
-        with Journal.create(path) as journal:
-            for kind in EntryKind:
-                key = "k" if kind in ("intent", "outcome") else None
-                journal.append(kind, {"status": "done"}, key=key, expect=journal.last_seq)
-            assert [entry.kind for entry in journal.read()] == list(EntryKind)
-            assert journal.verify() == len(EntryKind)
-
-    @pytest.mark.fault("F48")
-    def test_unknown_kinds_and_values_that_are_not_json_are_refused(self, path: Path) -> None:
-        with Journal.create(path) as journal:
-            for kind, body in (("surprise", {}), ("note", {"x": float("nan")}), ("note", {"x": float("inf")})):
-                with pytest.raises(ValueError):
-                    journal.append(kind, body, expect=0)
-            with pytest.raises(TypeError):
-                journal.append("note", {"x": object()}, expect=0)
-            assert journal.read() == []
-            journal.append("note", {}, expect=0)  # and the journal is still usable
-
-    def test_expectation_that_is_wrong_writes_nothing(self, path: Path) -> None:
-        with Journal.create(path) as journal:
-            journal.append("opened", {}, expect=0)
-            for wrong in (0, 2):
-                with pytest.raises(AnotherWriter):
-                    journal.append("note", {}, expect=wrong)
-            assert journal.last_seq == 1
-
-    def test_a_cause_must_be_an_earlier_entry(self, path: Path) -> None:
-        with Journal.create(path) as journal:
-            journal.append("opened", {}, expect=0)
-            for wrong in (0, 2, 7):
-                with pytest.raises(JournalError):
-                    journal.append("note", {}, cause=wrong, expect=1)
-            assert journal.last_seq == 1
-
-
-class TestIntentAndOutcome:
-    def test_only_one_intent_is_open(self, path: Path) -> None:
-        with Journal.create(path) as journal:
-            journal.append("intent", {}, key="a", expect=0)
-            with pytest.raises(JournalError, match="no outcome yet"):
-                journal.append("intent", {}, key="b", expect=1)
-
-    def test_unknown_leaves_the_intent_open_until_it_is_settled_once(self, path: Path) -> None:
-        with Journal.create(path) as journal:
-            journal.append("intent", {}, key="a", expect=0)
-            journal.append("outcome", {"status": "unknown"}, key="a", expect=1)
-            with pytest.raises(JournalError, match="no outcome yet"):
-                journal.append("intent", {}, key="b", expect=2)
-            journal.append("outcome", {"status": "unknown"}, key="a", expect=2)
-            journal.append("outcome", {"outcome": {"status": "done"}}, key="a", expect=3)
-            for status in ("done", "failed", "unknown"):
-                with pytest.raises(JournalError):
-                    journal.append("outcome", {"status": status}, key="a", expect=4)
-            journal.append("intent", {}, key="b", expect=4)
-            assert journal.verify() == 5
-
-    @pytest.mark.fault("H40")
-    def test_keys_are_needed_and_never_used_again(self, path: Path) -> None:
-        with Journal.create(path) as journal:
-            for kind in ("intent", "outcome"):
-                for key in (None, ""):
-                    with pytest.raises(JournalError):
-                        journal.append(kind, {"status": "done"}, key=key, expect=0)
-            with pytest.raises(JournalError, match="needs an intent"):
-                journal.append("outcome", {"status": "done"}, key="never", expect=0)
-            journal.append("intent", {}, key="a", expect=0)
-            journal.append("outcome", {"status": "failed"}, key="a", expect=1)
-            with pytest.raises(JournalError, match="refuse"):
-                journal.append("intent", {}, key="a", expect=2)
 
 
 class TestTheFileItselfRefuses:

@@ -1,6 +1,5 @@
 """Two coordinators on one study: one of them writes, the other is told so, and a dead one never blocks the living."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.errors import AnotherWriter
 from optimizer.journal import Journal, lease
 
 SERVE = """
@@ -25,25 +23,6 @@ SERVE = """
             print(journal.append("note", {"by": journal.epoch}, expect=journal.last_seq).seq, flush=True)
         except AnotherWriter:
             sys.exit(6)
-"""
-RACE = """
-    import sys
-    from pathlib import Path
-    from optimizer.errors import AnotherWriter
-    from optimizer.journal import Journal
-    print("ready", flush=True)
-    sys.stdin.readline()
-    won = 0
-    for path in sorted(Path(sys.argv[1]).glob("*.db")):
-        try:
-            journal = Journal.open(path, write=True)  # stays open, so that the lease stays taken
-        except AnotherWriter:
-            continue
-        journal.append("note", {}, expect=journal.last_seq)
-        globals()[f"keep_{won}"] = journal
-        won += 1
-    print(won, flush=True)
-    sys.stdin.readline()
 """
 
 
@@ -68,24 +47,6 @@ def told(process: subprocess.Popen[str], line: str = "") -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_living_writer_is_respected_and_named(path: Path) -> None:
-    process = started(SERVE, str(path))
-    assert told(process) == "open 2"
-    with pytest.raises(AnotherWriter, match=f"process {process.pid} "):
-        Journal.open(path, write=True)
-    holder = Journal.open(path, write=False).holder()
-    assert holder is not None
-    assert (holder.pid, holder.alive, holder.is_this_process) == (process.pid, True, False)
-    process.kill()
-    # Not reaped yet: a zombie has the PID and the start time, and will never write again.
-    time.sleep(0.05)
-    with Journal.open(path, write=True) as journal:
-        taken = journal.read()[-1]
-        assert taken.kind == "lease_taken"
-        assert taken.body["previous"]["ended"] == "process gone"
-    process.wait()
-
-
 def test_the_old_writer_that_wakes_up_cannot_write(path: Path) -> None:
     process = started(SERVE, str(path))
     told(process)
@@ -103,25 +64,6 @@ def test_the_old_writer_that_wakes_up_cannot_write(path: Path) -> None:
     told(process, "go")
     assert process.wait(10) == 6
     assert Journal.open(path, write=False).last_seq == 2
-
-
-def test_of_two_racing_coordinators_exactly_one_gets_each_study(tmp_path: Path) -> None:
-    folder = tmp_path / "studies"
-    for n in range(100):
-        with Journal.create(folder / f"{n:03}.db") as journal:
-            journal.append("opened", {}, expect=0)
-    racers = [started(RACE, str(folder)) for _ in range(2)]
-    assert [told(racer) for racer in racers] == ["ready", "ready"]
-    for racer in racers:
-        assert racer.stdin
-        racer.stdin.write("go\n")
-    won = [int(told(racer)) for racer in racers]
-    assert sum(won) == 100
-    for racer in racers:
-        told(racer, "end")
-        assert racer.wait(10) == 0
-    for path in folder.glob("*.db"):
-        assert [entry.kind for entry in Journal.open(path, write=False).read()] == ["opened", "lease_taken", "note"]
 
 
 def test_a_process_with_a_reused_pid_is_not_the_holder() -> None:
@@ -167,10 +109,3 @@ def test_an_impatient_second_writer_waits_for_a_transaction_instead_of_failing(p
         assert journal.append("note", {}, expect=2).seq == 3
         assert time.monotonic() - began > 0.1
         process.wait()
-
-
-def test_the_holder_is_plain_data(path: Path) -> None:
-    holder = Journal.open(path, write=False).holder()
-    assert holder is not None
-    assert holder.released
-    assert json.loads(holder.model_dump_json())["pid"] == os.getpid()
