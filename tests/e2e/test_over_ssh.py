@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -68,7 +69,7 @@ async def test_a_link_that_breaks_in_every_step_costs_nothing_but_time(there: Ss
     working = asyncio.create_task(asyncio.to_thread(there, *there.study("cut", "--finish", "restore")))
     cuts = 0
     # Apart enough for a step to end in between on a busy machine: one that is cut at every attempt asks for a person, rightly.
-    pauses_s = iter((4.1, 13.3, 9.7, 7.1))
+    pauses_s = itertools.chain((4.1, 13.3, 9.7, 7.1), itertools.repeat(5.3))
     while not working.done() and cuts < 4:
         await asyncio.sleep(next(pauses_s))
         if server.connections and not working.done():
