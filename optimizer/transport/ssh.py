@@ -19,10 +19,27 @@ from optimizer.transport.relay import Relay, Stream
 _PROBE_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 20
 _CHUNK = 1 << 16
+# What has arrived before the end is read within this.
+_STREAMS_END_S = 5.0
 
 
 class _NotStarted(Exception):
     """The connection died before the command had read a byte."""
+
+
+async def _end_with_channel(connection: asyncssh.SSHClientConnection, process: "asyncssh.SSHClientProcess[bytes]",
+                            streams: Sequence[asyncio.Task[None]]) -> None:  # fmt: skip
+    """Raises ConnectionLost when the channel or its connection has ended and the streams do not say so themselves: asyncssh
+    can leave a reader asleep when a link breaks at the wrong moment, and the call would then last until its deadline."""
+    ends = [asyncio.ensure_future(connection.wait_closed()), asyncio.ensure_future(process.wait_closed())]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        _, asleep = await asyncio.wait(streams, timeout=_STREAMS_END_S)
+        if asleep:
+            raise asyncssh.ConnectionLost("The connection ended, and its output did not")
+    finally:
+        for end in ends:
+            end.cancel()
 
 
 class SSHTransport:
@@ -210,12 +227,14 @@ class SSHTransport:
                 # Bytes everywhere: one bad UTF-8 byte would otherwise close the connection.
                 try:
                     process = await connection.create_process(line, encoding=None)
-                except (asyncssh.Error, OSError) as error:
-                    raise _NotStarted(str(error)) from error
+                except (asyncssh.Error, OSError, AssertionError, AttributeError) as error:
+                    # The last two are asyncssh's own, when the link breaks between two answers of the server.
+                    raise _NotStarted(str(error) or "the connection ended") from error
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(feed(process))
-                    group.create_task(read_output(process))
-                    group.create_task(read_errors(process))
+                    streams = [group.create_task(one(process)) for one in (feed, read_output, read_errors)]
+                    watching = group.create_task(_end_with_channel(connection, process, streams))
+                    await asyncio.wait(streams)
+                    watching.cancel()
                 await process.wait_closed()
                 exit_code = process.exit_status
         except TimeoutError:
