@@ -144,8 +144,8 @@ def running() -> Iterator[Server]:
 
 
 class Link:
-    """A TCP link to a server that a test can cut: before or after a message of the client that holds ``marker`` was delivered.
-    ``silent``: nothing is closed, nothing comes through any more, as when a cable is pulled."""
+    """A TCP link to a server that a test can cut: ``cut_when`` is given each message of the client and says "before" (it is never
+    delivered), "after" (it is, and the answer is lost), or None."""
 
     def __init__(self, target_port: int) -> None:
         self.target = target_port
@@ -153,6 +153,7 @@ class Link:
         self.refusing = False
         self.pairs: list[tuple[socket.socket, socket.socket]] = []
         self.cuts = 0
+        self.muted: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -176,23 +177,19 @@ class Link:
             while data := source.recv(65536):
                 verdict = self.cut_when(data) if from_client else None
                 if verdict == "before":
-                    self.cut((source, sink))
-                    return
+                    self.cuts += 1
+                    break
                 if verdict == "after":
-                    # The answer must not get back: the server's side is read no more, then closed once it has acted.
-                    client = source
-                    client.shutdown(socket.SHUT_RDWR)
+                    self.cuts += 1
+                    self.muted.add(sink)
                     sink.sendall(data)
-                    time.sleep(0.2)
-                    self.cut((source, sink))
-                    return
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                    time.sleep(0.1)  # the server acts on it, and nobody hears its answer
+                    break
+                if source not in self.muted:
+                    sink.sendall(data)
+        self.cut((source, sink))
 
     def cut(self, pair: tuple[socket.socket, socket.socket]) -> None:
-        self.cuts += 1
         for end in pair:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

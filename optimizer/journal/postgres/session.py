@@ -106,7 +106,7 @@ _CAUSES = (
 
 def _unreachable(database: Database, text: str) -> JournalError:
     said = database.masked(" ".join(text.split()))
-    if "FATAL" not in said or "starting up" in said or "shutting down" in said or "recovery" in said or "too many" in said:
+    if ("FATAL" not in said and "no password supplied" not in said) or "starting up" in said or "shutting down" in said or "recovery" in said or "too many" in said:
         return StoreLost(
             f"{database} cannot be reached: {said}.", hint="Check host and port, and that the server runs (`pg_isready -h HOST -p PORT`)."
         )

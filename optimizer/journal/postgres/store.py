@@ -222,8 +222,9 @@ class DatabaseJournal(Journal):
                 time.sleep(0.1)
             holder = self._holder()
         if not mine or holder is None or holder.epoch != self.epoch or holder.released:
+            who = self._who(holder if holder is not None and holder.epoch != self.epoch else None)
             raise AnotherWriter(
-                f"{self.place} was taken over by {self._who(holder)} while the connection was lost.",
+                f"{self.place} was taken over by {who} while the connection was lost.",
                 hint="Nothing more is done here. Follow it with `optimize journal STUDY --follow`.",
             )
 
