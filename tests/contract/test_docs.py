@@ -72,6 +72,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         box = ModelBox({"disable_cuda_graph": True}, lambda values: 400.0 if values.get("disable_cuda_graph") else 1200.0)
         state = asyncio.run(drive(journal, box, wiring.plan_of(known)))
     assert state.closed is not None and state.closed["ending"] == "met"
+    shutil.copy(here / "runs" / study.study / "journal.db", here / "study.db")  # as `optimize copy STUDY study.db` leaves one
     return here
 
 
@@ -141,6 +142,9 @@ def test_a_documented_command_works(document: str, command: str, here: Path, mon
     elif words[0] == "make":
         done = run([*words[:1], "--dry-run", *words[1:]], ROOT)
         assert done.returncode == 0 and done.stdout, done.stderr
+    elif words[0] == "export":
+        name = words[1].partition("=")[0]
+        assert any(f'"{name}"' in path.read_text(encoding="utf-8") for path in (ROOT / "optimizer").rglob("*.py")), f"nothing reads {name}"
     elif words[0] == "sqlite-utils":
         done = run([word.replace("STUDY", STUDIES["STUDY"]) for word in words], here)
         assert done.returncode == 0 and len(done.stdout.splitlines()) > 2, done.stderr + done.stdout
