@@ -753,8 +753,10 @@ class Wire:
         at = self.clock()  # it had come by then
         if told and len(told[0][2]) == 16:
             seconds, nanoseconds = _timespec(told[0][2])
-            # Between the last piece and now, whatever was done to the wall clock meanwhile.
-            at = min(at, max(self.last, seconds - self.clock.wall + nanoseconds * 1e-9))
+            received = seconds - self.clock.wall + nanoseconds * 1e-9
+            # Between the last piece and now. A second or more ago is a wall clock that was set meanwhile, not a time of reception.
+            if at - 1.0 < received < at:
+                at = max(self.last, received)
         self.last = at
         self.connection.received(data, at)
 

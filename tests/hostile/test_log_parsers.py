@@ -311,7 +311,7 @@ async def test_only_the_end_of_our_own_launchs_long_log_is_sent(box: Box, tmp_pa
     sparse(log, 3 << 30, START, END)
     asked: list[int] = []
 
-    async def read_log(study: str, key: str, offset: int = 0, max_bytes: int = 4 << 20) -> tuple[bytes, int]:
+    async def read_log(study: str, key: str, offset: int = 0, max_bytes: int = 4 << 20, *, member: str | None = None) -> tuple[bytes, int]:
         part = await box.read_file(str(log), offset, max_bytes)
         asked.append(part.offset)
         return part.data, part.end

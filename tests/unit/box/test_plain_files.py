@@ -19,7 +19,7 @@ FILES = [FOLDER / "shim.py", FOLDER / "guard.py", *sorted((FOLDER / "plain").glo
 ALLOWED = {
     "__future__", "base64", "collections", "errno", "fcntl", "glob", "http", "json", "os", "pwd", "re", "resource", "select", "selectors",
     "shutil", "signal", "stat", "struct", "subprocess", "sys", "threading", "time",
-    "traceback", "typing",
+    "traceback", "types", "typing",
 }  # fmt: skip
 
 
