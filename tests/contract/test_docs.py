@@ -26,6 +26,7 @@ from optimizer.model.workload import Workload
 from optimizer.runner import hosts
 from optimizer.runner.execute import knowledge_blob
 from optimizer.runner.loop import drive
+from tests.postgres import Server
 from tests.unit.core.model_box import ModelBox, spec
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +34,10 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 # How documents call a study -> the study that stands for it here: one of a box in memory, and the record of a real one.
 STUDIES = {"STUDY": "a41c07", "BEFORE": "first", "AFTER": "first"}
 OF_COMMAND = {"replay": {"first": "a41c07"}, "tradeoff": {"STUDY": "first"}}  # an old record is read, not decided again; loads are many in it
+STORES = "store.md"  # its commands need a database, and one another
 HISTORY = ROOT / "tests" / "histories" / "h200-7b-eager"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-READING = {"journal", "studies", "replay", "lint", "plan", "diagnose", "doctor", "why", "why-not", "report", "diff", "tradeoff"}
+READING = {"journal", "studies", "replay", "lint", "plan", "diagnose", "doctor", "why", "why-not", "report", "diff", "tradeoff", "copy"}
 # What acts on a machine of the reader's own, with files that a study leaves: only the files are checked.
 AWAY = {("sudo", "cp"), ("sudo", "systemctl"), ("docker", "compose"), ("kubectl", "apply"), ("sh",), ("cat",)}
 COMPLETION = re.compile(r"_OPTIMIZE_COMPLETE=(bash|zsh|fish)_source optimize")
@@ -52,6 +54,8 @@ def commands() -> list[tuple[str, str]]:
     """(document, command) of every line that starts with a prompt, without the comment."""
     found = []
     for document, text in blocks("console"):
+        if document.name == STORES:
+            continue
         for line in text.splitlines():
             if line.startswith("$ "):
                 found.append((document.name, line[2:] if COMPLETION.search(line) else shlex.join(shlex.split(line[2:], comments=True))))
@@ -72,7 +76,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         box = ModelBox({"disable_cuda_graph": True}, lambda values: 400.0 if values.get("disable_cuda_graph") else 1200.0)
         state = asyncio.run(drive(journal, box, wiring.plan_of(known)))
     assert state.closed is not None and state.closed["ending"] == "met"
-    shutil.copy(here / "runs" / study.study / "journal.db", here / "study.db")  # as `optimize copy STUDY study.db` leaves one
     return here
 
 
@@ -142,9 +145,6 @@ def test_a_documented_command_works(document: str, command: str, here: Path, mon
     elif words[0] == "make":
         done = run([*words[:1], "--dry-run", *words[1:]], ROOT)
         assert done.returncode == 0 and done.stdout, done.stderr
-    elif words[0] == "export":
-        name = words[1].partition("=")[0]
-        assert any(f'"{name}"' in path.read_text(encoding="utf-8") for path in (ROOT / "optimizer").rglob("*.py")), f"nothing reads {name}"
     elif words[0] == "sqlite-utils":
         done = run([word.replace("STUDY", STUDIES["STUDY"]) for word in words], here)
         assert done.returncode == 0 and len(done.stdout.splitlines()) > 2, done.stderr + done.stdout
@@ -155,6 +155,23 @@ def test_a_documented_command_works(document: str, command: str, here: Path, mon
         assert done.returncode == 0, done.stdout + done.stderr
     else:
         assert words == [".", ".venv/bin/activate"], f"{document}: nothing checks {command!r}"
+
+
+def test_the_commands_about_stores_work(here: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, against a real server; the study that stands for STUDY is in the store, as after the first command."""
+    monkeypatch.chdir(here)
+    lines = [line[2:] for document, text in blocks("console") if document.name == STORES for line in text.splitlines() if line.startswith("$ ")]
+    (here / "study.db").unlink(missing_ok=True)
+    url = postgres.new_database().url
+    monkeypatch.setenv("OPTIMIZE_STORE", url)
+    check_optimize(["copy", f"runs/{STUDIES['STUDY']}"])
+    assert lines[0].startswith("export OPTIMIZE_STORE=postgresql://") and len(lines) > 8
+    for line in lines[1:]:
+        words = shlex.split(line, comments=True)[1:]
+        if words == ["copy", "study.db"]:  # into a store that does not hold it yet
+            monkeypatch.setenv("OPTIMIZE_STORE", postgres.new_database().url)
+        check_optimize(words)
+    assert (here / "study.db").exists() and url != os.environ["OPTIMIZE_STORE"]
 
 
 @pytest.mark.parametrize("words", [["run", "--host", "box", "--no-such"], ["run", "--host", "box", "--target", "fast"], ["tune"]])
