@@ -47,10 +47,7 @@ def copy_in(dest: Stored, blobs: Iterator[Blob], ordered: Iterable[tuple[tuple[A
     with contextlib.closing(session.connected(dest.database)) as connection:
         session.ensure_tables(dest.database, connection)
         with session.explained(dest.database, connection, dest), connection.transaction():
-            made = connection.execute(
-                "INSERT INTO optimize.study (name, created_utc) VALUES (%s, %s) ON CONFLICT (name) DO NOTHING RETURNING id",
-                (dest.name, now_utc()),
-            ).fetchone()
+            made = connection.execute(store.INSERT_STUDY, (dest.name, now_utc())).fetchone()
             if made is None:
                 raise JournalError(f"There is a {dest} already.", hint="Nothing was changed. Give the copy another name with --study.")
             connection.execute("SELECT pg_advisory_lock(%s, %s)", (schema.LEASE_LOCK, made[0]))  # gone with the connection

@@ -39,6 +39,7 @@ ENDING_S = 10.0
 T = TypeVar("T")
 _COLUMNS = ", ".join(COLUMNS)
 INSERT = f"INSERT INTO optimize.entry (study, {_COLUMNS}) VALUES (%s, {', '.join(['%s'] * len(COLUMNS))})"
+INSERT_STUDY = "INSERT INTO optimize.study (name, created_utc) VALUES (%s, %s) ON CONFLICT (name) DO NOTHING RETURNING id"  # no row: the name is taken
 INSERT_BLOB = (
     f"INSERT INTO optimize.blob (study, {', '.join(BLOB_COLUMNS)}) VALUES (%s, {', '.join(['%s'] * len(BLOB_COLUMNS))})"
     " ON CONFLICT DO NOTHING"
@@ -82,10 +83,7 @@ class DatabaseJournal(Journal):
         try:
             session.ensure_tables(place.database, connection)
             with session.explained(place.database, connection, place), connection.transaction():
-                row = connection.execute(
-                    "INSERT INTO optimize.study (name, created_utc) VALUES (%s, %s) ON CONFLICT (name) DO NOTHING RETURNING id",
-                    (place.name, now_utc()),
-                ).fetchone()
+                row = connection.execute(INSERT_STUDY, (place.name, now_utc())).fetchone()
                 if row is None:
                     raise JournalError(
                         f"There is a journal already: {place}.", hint="Resume that study, or give the new one another name."

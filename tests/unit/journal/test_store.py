@@ -225,21 +225,6 @@ class TestReadingOnly:
         assert reader.last_seq == 10
         assert Journal.open(path, write=False).last_seq == 10
 
-    def test_an_export_of_an_open_study_is_closed_and_complete(self, path: Path, tmp_path: Path) -> None:
-        with Journal.create(path) as journal:
-            journal.append("opened", {}, expect=0, blobs={"spec": b"text"})
-            copy = journal.export(tmp_path / "out" / "journal.db")
-            with pytest.raises(JournalError, match="exists already"):
-                journal.export(copy)
-            original = journal.read()
-        assert [item.name for item in copy.parent.iterdir()] == ["journal.db"]
-        with Journal.open(copy, write=False) as exported:
-            assert exported.read() == original
-            assert exported.verify() == 1
-        assert [item.name for item in copy.parent.iterdir()] == ["journal.db"]
-        with Journal.open(copy, write=True) as resumed:  # and it can be carried on
-            resumed.append("note", {}, expect=2)
-
 
 class TestViews:
     def test_views_survive_bodies_without_their_keys(self, path: Path) -> None:

@@ -293,6 +293,7 @@ class TestCopies:
             assert exported.read() == original
             assert exported.verify() == 1
             assert exported.blob(original[0].body["blobs"]["spec"]) == b"text"
+        assert [item.name for item in copy.parent.iterdir()] == ["journal.db"]
         with Journal.open(copy, write=True) as resumed:  # and it can be carried on
             resumed.append("note", {}, expect=2)
 
