@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -25,8 +26,9 @@ def test_a_second_coordinator_and_a_second_study_are_turned_away(box: FastBox) -
     assert f"process {first.pid}" in lease.err and "optimize stop" in lease.err
     other = box(*box.study("second"))
     assert other.exit == 4, other.err
-    assert "held by study first" in other.err and "optimize stop first" in other.err
-    assert other.json["ending"] == "unfit"
+    assert "held by study first" in other.err and os.uname().nodename in other.err and "optimize stop first" in other.err
+    assert other.json["error"]["kind"] == "BoxLocked"
+    assert not (box.runs / "second").exists(), "a study that could only be closed again is not begun"
     holder = json.loads((box.home / ".optimizer/box.lock/holder.json").read_text())
     assert holder["study"] == "first", "the second study took nothing away"
     assert first.poll() is None

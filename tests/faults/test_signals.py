@@ -181,18 +181,6 @@ def test_a_signal_before_anything_has_begun_leaves_nothing_or_a_closed_study(box
         assert box("replay", "early", "--verify", "--json").json["identical"]
 
 
-def test_a_box_that_is_held_is_refused_at_once(box: FastBox) -> None:
-    """With who holds it, and without a study that could only be closed again."""
-    process = box.start(*box.study("first"))
-    wait_for(box, process, "Calibrating")
-    refused = box(*box.study("second"))
-    assert refused.exit == 4, refused.err
-    assert "held by study first" in refused.err and os.uname().nodename in refused.err and "optimize stop first" in refused.err
-    assert not (box.runs / "second").exists()
-    process.send_signal(signal.SIGTERM)
-    ended(box, process, "first", serving=False)
-
-
 @pytest.mark.fault("F39")
 def test_a_stopped_coordinator_that_wakes_up_finds_its_box_restored(box: FastBox) -> None:
     """SIGSTOP for longer than the guard's patience: the guard restores, the coordinator notices and ends with 5."""
