@@ -13,7 +13,7 @@ import pytest
 from optimizer.journal.files import is_unfinished
 from tests.e2e.fastbox import Done, FastBox, check_ledger, entries
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROMOTED = [{"disable_cuda_graph": None, "disable_decode_cuda_graph": None}]
 MET = ("met", PROMOTED)

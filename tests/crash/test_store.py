@@ -15,7 +15,7 @@ from optimizer.journal.postgres import store as module
 from tests.e2e.fastbox import FastBox, check_ledger, wait_until
 from tests.postgres import Server, name_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 MET = ("met", [{"disable_cuda_graph": None, "disable_decode_cuda_graph": None}])
 SECRET = "c0rrect-horse-battery"

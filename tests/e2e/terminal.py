@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pyte
 
+from tests.e2e.fastbox import PATIENCE
+
 
 class Terminal:
     """``stdout``: a file that takes it instead of the terminal, as a shell's ``>`` does. ``frames``: what the screen showed after each
@@ -63,7 +65,7 @@ class Terminal:
 
     def until(self, words: str, timeout_s: float = 40.0, *, after: int = 0) -> int:
         """Reads until ``words`` were written; the position behind them."""
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + timeout_s * PATIENCE
         while (at := self.text.find(words, after)) < 0:
             going = self.read()
             assert going and time.monotonic() < end, f"{words!r} was not said:\n{self.text[-3000:]}"
@@ -80,7 +82,7 @@ class Terminal:
 
     def wait(self, timeout_s: float = 100.0) -> int:
         """Reads to the end; the exit code."""
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + timeout_s * PATIENCE
         while self.read():
             assert time.monotonic() < end, self.text[-3000:]
         return self.process.wait(10)

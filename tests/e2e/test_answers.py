@@ -9,7 +9,7 @@ import pytest
 
 from .fastbox import FastBox, entries
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def lossy(box: FastBox) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from .fastbox import FastBox
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 KEY = "canary-0f4b-key-of-the-server"
 
 

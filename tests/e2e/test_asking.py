@@ -8,7 +8,7 @@ import pytest
 
 from .fastbox import FastBox, entries, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 KEPT = {"disable_cuda_graph": None}
 
 

@@ -13,7 +13,7 @@ from tests.unit.journal.test_redaction import CANARIES, pieces
 from .fastbox import FastBox
 from .test_api_key import holding
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ENVIRONMENT = [(name.upper(), secret) for name, secret in CANARIES]
 PIECES = [piece for _, secret in CANARIES for piece in pieces(secret)]
 

@@ -24,7 +24,7 @@ from optimizer.transport.local import LocalTransport
 
 from .fastbox import FastBox, listening
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LOAD = {"warmup_min_s": 0.5, "warmup_max_s": 1.5, "window_s": 2.5}
 
 

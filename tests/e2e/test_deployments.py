@@ -16,7 +16,7 @@ import pytest
 from .fastbox import entries, wait_until
 from .pdbox import PDBox, worker_logs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Made = Callable[..., PDBox]
 

@@ -17,7 +17,7 @@ from tests.e2e.sshbox import ALIAS, SshBox
 from tests.ssh.conftest import SSHD, Sshd
 from tests.unit.transport.conftest import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMOTED = [{"disable_cuda_graph": None, "disable_decode_cuda_graph": None}]
 
 

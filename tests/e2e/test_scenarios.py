@@ -11,10 +11,10 @@ import pytest
 
 from optimizer.journal import Journal
 
-pytestmark = [pytest.mark.scenarios, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.scenarios, pytest.mark.timeout(900)]
 
 
-def optimize(*arguments, runs, timeout=400):
+def optimize(*arguments, runs, timeout=800):
     return subprocess.run(
         [sys.executable, "-m", "optimizer", "--runs", str(runs), *arguments], capture_output=True, text=True, timeout=timeout, check=False
     )

@@ -15,7 +15,7 @@ from optimizer.model.entry import EntryKind
 from tests.e2e.fastbox import FastBox, entries
 from tests.unit.transport.conftest import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NAMES = ("box-a", "box-b")
 
 

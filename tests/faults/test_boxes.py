@@ -13,7 +13,7 @@ import pytest
 from optimizer.model.canonical import derived_seed
 from tests.e2e.fastbox import FastBox, check_ledger, entries, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMOTED = [{"disable_cuda_graph": None, "disable_decode_cuda_graph": None}]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.fastbox import FastBox, check_ledger, entries, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def wait_for(box: FastBox, process: subprocess.Popen[str], text: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.fastbox import REPOSITORY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_launched_again_and_again_while_somebody_is_killed() -> None:
