@@ -29,8 +29,8 @@ class _NotStarted(Exception):
 
 async def _end_with_channel(connection: asyncssh.SSHClientConnection, process: "asyncssh.SSHClientProcess[bytes]",
                             streams: Sequence[asyncio.Task[None]]) -> None:  # fmt: skip
-    """Raises ConnectionLost when the channel or its connection has ended and the streams do not say so themselves: asyncssh
-    can leave a reader asleep when a link breaks at the wrong moment, and the call would then last until its deadline."""
+    """Returns once the channel or its connection has ended, and the streams with it. Raises ConnectionLost when the streams do not say so
+    themselves: asyncssh can leave a reader asleep when a link breaks at the wrong moment, and the call would then last until its deadline."""
     ends = [asyncio.ensure_future(connection.wait_closed()), asyncio.ensure_future(process.wait_closed())]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -40,6 +40,25 @@ async def _end_with_channel(connection: asyncssh.SSHClientConnection, process: "
     finally:
         for end in ends:
             end.cancel()
+
+
+async def _open(connection: asyncssh.SSHClientConnection, line: str) -> "asyncssh.SSHClientProcess[bytes]":
+    """A process that has read nothing yet. Raises _NotStarted: also when the connection has ended and the opening does not say so."""
+    # Bytes everywhere: one bad UTF-8 byte would otherwise close the connection.
+    opening = asyncio.ensure_future(connection.create_process(line, encoding=None))
+    ending = asyncio.ensure_future(connection.wait_closed())
+    try:
+        await asyncio.wait((opening, ending), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((opening,), timeout=_STREAMS_END_S)
+        if not opening.done():
+            raise _NotStarted("the connection ended")
+        return opening.result()
+    except (asyncssh.Error, OSError, AssertionError, AttributeError) as error:
+        # The last two are asyncssh's own, when the link breaks between two answers of the server.
+        raise _NotStarted(str(error) or "the connection ended") from error
+    finally:
+        opening.cancel()
+        ending.cancel()
 
 
 class SSHTransport:
@@ -224,18 +243,10 @@ class SSHTransport:
         exit_code: int | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                # Bytes everywhere: one bad UTF-8 byte would otherwise close the connection.
-                try:
-                    process = await connection.create_process(line, encoding=None)
-                except (asyncssh.Error, OSError, AssertionError, AttributeError) as error:
-                    # The last two are asyncssh's own, when the link breaks between two answers of the server.
-                    raise _NotStarted(str(error) or "the connection ended") from error
+                process = await _open(connection, line)
                 async with asyncio.TaskGroup() as group:
                     streams = [group.create_task(one(process)) for one in (feed, read_output, read_errors)]
-                    watching = group.create_task(_end_with_channel(connection, process, streams))
-                    await asyncio.wait(streams)
-                    watching.cancel()
-                await process.wait_closed()
+                    group.create_task(_end_with_channel(connection, process, streams))
                 exit_code = process.exit_status
         except TimeoutError:
             timed_out = True
@@ -271,8 +282,8 @@ class SSHTransport:
         await self.connect()
         assert self._connection is not None and self._python is not None
         try:
-            process = await self._connection.create_process(command(self._python, self._prefix), encoding=None)
-        except asyncssh.Error as error:
+            process = await _open(self._connection, command(self._python, self._prefix))
+        except _NotStarted as error:
             raise ConnectionError(str(error)) from error
 
         async def leave() -> None:

@@ -28,6 +28,24 @@ async def test_a_stream_that_outlives_its_connection_is_a_lost_link(server: Serv
     await transport.close()
 
 
+async def test_a_command_that_is_being_opened_when_the_connection_ends_has_not_started(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "_STREAMS_END_S", 0.1)
+    transport = server.client()
+    await transport.connect()
+    connection = transport._connection
+    assert connection is not None
+    monkeypatch.setattr(connection, "create_process", lambda *_, **__: asyncio.sleep(60))
+    opening = asyncio.create_task(ssh._open(connection, "true"))
+    await asyncio.sleep(0.2)
+    assert not opening.done()
+    server.drop()
+    with pytest.raises(ssh._NotStarted, match="the connection ended"):
+        await asyncio.wait_for(opening, 10)
+    await transport.close()
+
+
 async def test_output_that_ends_with_its_channel_is_no_lost_link(server: Server) -> None:
     transport = server.client()
     await transport.connect()
