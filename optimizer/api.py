@@ -85,11 +85,11 @@ def story(study: str, *, hypothesis: str | None = None, runs: str | Path = "runs
     return journal_document(_roots(runs).study(study), hypothesis=hypothesis)
 
 
-def why(study: str, seq: int, *, runs: str | Path = "runs") -> Document:
-    """One entry with everything that led to it."""
+def why(study: str, what: int | str, *, runs: str | Path = "runs") -> Document:
+    """One entry (its number) with everything that led to it, or why a setting (its name) was set."""
     from optimizer.wiring.asking import why as answer
 
-    return answer(study, seq, _roots(runs))
+    return answer(study, what, _roots(runs))
 
 
 def why_not(study: str, setting: str, *, runs: str | Path = "runs") -> Document:

@@ -68,9 +68,13 @@ def server(runs: Path, *, allow_run: bool) -> MCPServer[Any]:
         return {"study": found["study"], "entries": [{key: row[key] for key in ("seq", "kind", "cause", "text")} for row in found["entries"]]}
 
     @made.tool(annotations=READS)
-    async def why(study: str, seq: int) -> dict[str, Any]:
-        """Why entry seq of a study is there: everything that led to it, down to the log line."""
-        found: dict[str, Any] = await answer(lambda: api.why(study, seq, runs=runs))
+    async def why(study: str, seq: int | None = None, setting: str | None = None) -> dict[str, Any]:
+        """Why entry seq of a study is there: everything that led to it, down to the log line. Or why a setting (its name, --flag or a variable) was set:
+        the cause, the evidence on both sides, what was predicted, what was measured."""
+        if (seq is None) == (setting is None):
+            raise ToolError("Give either seq, the number of an entry, or setting, a name.")
+        what: int | str = seq if seq is not None else str(setting)
+        found: dict[str, Any] = await answer(lambda: api.why(study, what, runs=runs))
         return found
 
     @made.tool(annotations=READS)

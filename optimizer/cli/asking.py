@@ -7,16 +7,18 @@ import click
 from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("study")
-@click.argument("seq", type=click.IntRange(min=1))
+@click.argument("what", metavar="SEQ|SETTING")
 @json_option
 @click.pass_context
-def why(ctx: click.Context, study: str, seq: int, as_json: bool) -> None:
-    """Why entry SEQ of a study is there: everything that led to it, down to the log line. `optimize journal STUDY` shows the numbers."""
+def why(ctx: click.Context, study: str, what: str, as_json: bool) -> None:
+    """Why entry SEQ of a study is there, or why SETTING was set: everything that led to it, down to the log line.
+
+    `optimize journal STUDY` shows the numbers."""
     from optimizer.wiring.asking import why as answer
 
-    found = answer(study, seq, roots_of(ctx))
+    found = answer(study, int(what) if what.isdecimal() else what, roots_of(ctx))
     if wants_json(ctx, as_json):
         print_json(found)
     else:

@@ -9,24 +9,25 @@ from optimizer.cli.base import json_option, print_json, roots_of, say, wants_jso
 
 @click.command()
 @click.argument("study")
-@click.option("--why", type=int, metavar="SEQ", help="One entry with everything that led to it, down to the log line.")
+@click.option("--why", metavar="SEQ|SETTING", help="One entry with everything that led to it, down to the log line; or why a setting was set.")
 @click.option("--hypothesis", help="Only what concerns this hypothesis.")
 @click.option("--follow", is_flag=True, help="Keep printing while the study runs.")
 @click.option("--all", "everything", is_flag=True, help="Also the routine steps.")
 @json_option
 @click.pass_context
-def journal(ctx: click.Context, study: str, why: int | None, hypothesis: str | None, follow: bool, everything: bool, as_json: bool) -> None:
+def journal(ctx: click.Context, study: str, why: str | None, hypothesis: str | None, follow: bool, everything: bool, as_json: bool) -> None:
     """Tell the story of a study: what was decided, on which evidence."""
     from optimizer.report.journal_view import follow_journal, journal_document, journal_text
 
     folder = roots_of(ctx).named(study)
+    asked = int(why) if why is not None and why.isdecimal() else why
     if wants_json(ctx, as_json):
-        print_json(journal_document(folder, why=why, hypothesis=hypothesis))
+        print_json(journal_document(folder, why=asked, hypothesis=hypothesis))
     elif follow:
         for line in follow_journal(folder):
             say(line)
     else:
-        say(journal_text(folder, why=why, hypothesis=hypothesis, everything=everything))
+        say(journal_text(folder, why=asked, hypothesis=hypothesis, everything=everything))
 
 
 @click.command()

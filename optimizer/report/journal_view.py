@@ -8,20 +8,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from optimizer.core.state import fold
+from optimizer.core.why_set import why_set
 from optimizer.errors import OptimizerError, UsageError
 from optimizer.journal import Journal, Place
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.target import unit_of
 from optimizer.report.prose import sentence
+from optimizer.report.setting_view import setting_text
 
 # What a reader of the story can do without: the effect's announcement where its outcome says the same.
 ROUTINE_STEPS = {"await_ready", "stop", "secure", "calibrate", "observe"}
 FOLLOW_S = 0.5
 
 
-def journal_text(folder: Place, *, why: int | None = None, hypothesis: str | None = None, everything: bool = False) -> str:
-    """The story, or one entry with its causes."""
+def journal_text(folder: Place, *, why: int | str | None = None, hypothesis: str | None = None, everything: bool = False) -> str:
+    """The story; or one entry with its causes, or why a setting was set (``why``: the entry's number, or the setting's name)."""
     entries = _entries(folder)
+    if isinstance(why, str):
+        return setting_text(why_set(entries, fold(entries), why))
     if why is not None:
         return why_text(entries, why)
     shown = [entry for entry in entries if (everything or not _routine(entry)) and (hypothesis is None or _concerns(entry, hypothesis))]
@@ -53,6 +57,12 @@ def why_document(study: str, entries: Sequence[Entry], seq: int) -> dict[str, An
         chain.append({"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "text": sentence(entry), "interval": kept,
                       "support": _support(entry)})  # fmt: skip
     return {"study": study, "seq": seq, "chain": chain, "text": why_text(entries, seq)}
+
+
+def setting_document(entries: Sequence[Entry], setting: str) -> dict[str, Any]:
+    """Why a setting was set, for programs. Raises UsageError for one that the study neither changed, tested nor found."""
+    found = why_set(entries, fold(entries), setting)
+    return {**found, "text": setting_text(found)}
 
 
 def _chain(entries: Sequence[Entry], seq: int) -> Iterator[Entry]:
@@ -137,9 +147,11 @@ def _implied_cause(entries: Sequence[Entry], entry: Entry) -> int | None:
     return None
 
 
-def journal_document(folder: Place, *, why: int | None = None, hypothesis: str | None = None) -> dict[str, Any]:
+def journal_document(folder: Place, *, why: int | str | None = None, hypothesis: str | None = None) -> dict[str, Any]:
     """The same as one JSON document."""
     entries = _entries(folder)
+    if isinstance(why, str):
+        return setting_document(entries, why)
     if why is not None:
         return {"study": folder.name, "why": why, "text": why_text(entries, why)}
     rows = [

@@ -12,15 +12,16 @@ from optimizer.errors import JournalError
 from optimizer.journal import Journal
 from optimizer.model.entry import Entry
 from optimizer.report.asking_view import why_not_text
-from optimizer.report.journal_view import why_document
+from optimizer.report.journal_view import setting_document, why_document
 from optimizer.wiring import Roots, plans_by_entry
 
 
-def why(study: str, seq: int, roots: Roots) -> dict[str, Any]:
-    """One entry with what led to it."""
+def why(study: str, what: int | str, roots: Roots) -> dict[str, Any]:
+    """One entry with what led to it, or why a setting was set."""
     folder = roots.named(study)
     with Journal.open(folder, write=False) as journal:
-        return why_document(folder.name, journal.read(), seq)
+        entries = journal.read()
+    return why_document(folder.name, entries, what) if isinstance(what, int) else setting_document(entries, what)
 
 
 def why_not(study: str, text: str, roots: Roots) -> dict[str, Any]:
