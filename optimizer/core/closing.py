@@ -255,12 +255,24 @@ def _box_row(part: State) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def figures(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The baseline and the best so far in the target's metric, each with value, interval, launches and settings."""
+    assert state.spec is not None
+    noise, primary, kept = pooled(state), state.spec.target.primary, is_kept(state)
+    metric = primary.metric if primary else "output_tokens_per_s"
+    best = state.base_arm if kept else state.first_arm
+    return _result(state, state.first_arm, metric, noise, confirmed=False), _result(state, best, metric, noise, confirmed=kept)
+
+
+def is_kept(state: State) -> bool:
+    """Whether something was promoted that no fresh launch has contradicted."""
+    return bool(state.promoted) and not is_refuted(state)
+
+
 def summary(state: State, plan: Plan) -> dict[str, Any]:
     assert state.spec is not None
-    noise = pooled(state)
-    primary = state.spec.target.primary
-    metric = primary.metric if primary else "output_tokens_per_s"
-    kept = bool(state.promoted) and not is_refuted(state)
+    noise, kept = pooled(state), is_kept(state)
+    baseline, best_figures = figures(state)
     best = state.base_arm if kept else state.first_arm
     compared = answers.compare(state.first_arm.answers, best.answers) if kept else None
     return {
@@ -271,8 +283,8 @@ def summary(state: State, plan: Plan) -> dict[str, Any]:
         "launches_baseline": state.launches_baseline,
         "minutes": round(state.minutes, 2),
         "noise": {"sd": noise.sd, "degrees_of_freedom": noise.degrees_of_freedom},
-        "baseline": _result(state, state.first_arm, metric, noise, confirmed=False),
-        "best": _result(state, best, metric, noise, confirmed=kept),
+        "baseline": baseline,
+        "best": best_figures,
         "hypotheses": hypotheses(state, plan),
         "promoted": [dict(changes) for changes in state.promoted] if kept else [],
         **({"drifts": state.drifts} if state.drifts else {}),

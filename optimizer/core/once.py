@@ -13,15 +13,16 @@ T = TypeVar("T")
 
 class _Memory:
     def __init__(self) -> None:
-        self.looked_at: tuple[object, ...] = ()
-        self.found: dict[tuple[object, ...], tuple[Any, Any]] = {}
+        self.last: tuple[tuple[object, ...], dict[tuple[object, ...], tuple[Any, Any]]] = ((), {})
 
     def get(self, now: tuple[object, ...], key: tuple[object, ...], about: tuple[object, ...], compute: Callable[[], T]) -> T:
-        if len(now) != len(self.looked_at) or any(a is not b for a, b in zip(now, self.looked_at, strict=True)):
-            self.looked_at, self.found = now, {}
-        if key not in self.found:
-            self.found[key] = (about, compute())  # held, so that no other object gets their identity
-        found: T = self.found[key][1]
+        looked_at, known = self.last  # read and written as one: studies in other threads of this process decide at the same time
+        if len(now) != len(looked_at) or any(a is not b for a, b in zip(now, looked_at, strict=True)):
+            known = {}
+            self.last = (now, known)
+        if key not in known:
+            known[key] = (about, compute())  # held, so that no other object gets their identity
+        found: T = known[key][1]
         return found
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, what_runs
+from optimizer.core.phase import phase_of
 from optimizer.core.state import State
 from optimizer.evidence.startup_progress import Startup, startup_progress
 from optimizer.model.entry import Entry, EntryKind
@@ -189,24 +190,3 @@ def budget_text(state: State) -> str:
         pace = state.minutes / used
         text += f"; about {min(left, int(minutes_left / pace))} more fit at {pace:.1f} min each"
     return text
-
-
-def phase_of(state: State) -> str:
-    """The phase of the state machine that the study is in, in the design's words."""
-    if state.closed is not None:
-        return "closed"
-    if state.closing is not None:
-        return "closing"
-    if state.survey is None:
-        return "survey"
-    if not state.armed:
-        return "secure"
-    if state.calibrated is None:
-        return "calibrate"
-    if not state.base_arm.results:
-        return "baseline"
-    if state.test is not None:
-        return "test"
-    if state.server is not None and state.server.purpose == "confirm":
-        return "confirm"
-    return "rank"
