@@ -38,6 +38,38 @@ def test_a_log_alone_tells_its_launch(path: str, engine: str, version: str, mode
     assert not [fact for fact in bundle.evidence.facts if fact.source == "launch.json"]
 
 
+# What the engines themselves print when they do not start, where a recording would be the usage text of 400 flags.
+_VLLM_BAD_FLAG = (b"usage: api_server.py [-h] [--headless] [--api-server-count API_SERVER_COUNT]\n"
+                  b"                     [--kv-transfer-config KV_TRANSFER_CONFIG] [--vllm-config-file FILE]\n"
+                  b"api_server.py: error: unrecognized arguments: --max-num-seq-s\n")  # fmt: skip
+_VLLM_SERVE = b"usage: vllm serve [model_tag] [options]\nvllm serve: error: argument --block-size: invalid choice: 7\n"
+_SGLANG_OLD = b"usage: launch_server.py [-h] --model-path MODEL_PATH\nlaunch_server.py: error: the following arguments are required: --model-path/--model\n"
+_SGLANG_THROUGH_VLLM = (b'Traceback (most recent call last):\n  File "/opt/venv/lib/python3.11/site-packages/sglang/launch_server.py", line 10, in <module>\n'
+                        b'  File "/opt/venv/lib/python3.11/site-packages/vllm/config/__init__.py", line 26, in <module>\n'
+                        b"ImportError: cannot import name 'ModelConfig'\n")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("log", "engine", "outcome", "said"),
+    [
+        ("sglang-0.5.12-h200/tp1-7b-badflag/server.log", "sglang", "bad_flag", "--cuda-graph-maxbs 8"),
+        ("sglang-0.5.12-h200/tp1-7b-oom/server.log", "sglang", "oom", "out of memory"),
+        ("vllm-0.32-cpu/vllm_console_script_metadata_crash.log", "vllm", "other", "No package metadata was found for vllm"),
+        ("vllm-0.32-cpu/vllm_plain_install_torchvision_crash.log", "vllm", "other", "torchvision::nms does not exist"),
+        (_VLLM_BAD_FLAG, "vllm", "bad_flag", "--max-num-seq-s"),
+        (_VLLM_SERVE, "vllm", "bad_flag", "--block-size"),
+        (_SGLANG_OLD, "sglang", "bad_flag", "--model-path/--model"),
+        (_SGLANG_THROUGH_VLLM, "sglang", "other", "ModelConfig"),
+        (b"error: invalid argument: --no-such\n", "llamacpp", "bad_flag", "--no-such"),
+    ],
+)
+def test_a_failed_starts_log_alone_tells_its_engine_and_its_error(tmp_path: Path, log: str | bytes, engine: str, outcome: str, said: str):
+    (tmp_path / "server.log").write_bytes(log if isinstance(log, bytes) else (RECORDED / log).read_bytes())
+    bundle = read_bundle(tmp_path)
+    assert (bundle.engine, bundle.evidence.value("startup.outcome")) == (engine, outcome)
+    assert said in str(bundle.evidence.value("startup.message"))
+
+
 def test_what_the_log_says_of_its_arguments_equals_what_was_recorded():
     alone, whole = read_bundle(VLLM / "server.log"), read_bundle(VLLM)
     asked, told = (bundle.evidence.value("settings.asked") for bundle in (alone, whole))
@@ -59,7 +91,9 @@ def test_a_folder_with_several_logs_asks_which(tmp_path: Path):
     assert read_bundle(tmp_path / "b.log").engine == "llamacpp"
 
 
-@pytest.mark.parametrize("data", [b"hello\nworld\n", b"", b"\xff\x00" * 900, b"[2026-11-29 10:00:00] INFO: nginx started\n" * 50])
+@pytest.mark.parametrize("data", [b"hello\nworld\n", b"", b"\xff\x00" * 900, b"[2026-11-29 10:00:00] INFO: nginx started\n" * 50,
+                                  b"usage: cat [OPTION]...\ncat: error: unrecognized arguments: --vllm\n", b"error: cannot reach sglang serve: refused\n",
+                                  b"user asked: what does 'sglang serve: error: ' or \"error: invalid argument: \" mean?\n"])  # fmt: skip
 def test_what_no_engine_wrote_is_refused_with_what_to_give(tmp_path: Path, data: bytes):
     (tmp_path / "server.log").write_bytes(data)
     for path in (tmp_path, tmp_path / "server.log"):
