@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from optimizer.core import boxes, checks, closing, drift, early, picture, prior, rank, verdicts
+from optimizer.core import boxes, checks, closing, drift, early, picture, prior, rank, sampling, verdicts
 from optimizer.core.decision import BoxesDecision, Decision, PartDecision, Waiting
 from optimizer.core.decision import Conclude as Conclude
 from optimizer.core.decision import Finished as Finished
@@ -159,6 +159,10 @@ def _test(state: State, plan: Plan) -> Decision | None:
     test = state.test
     if test.settings is None:
         return _propose(state, plan, test)
+    if test.space is not None and sampling.screens(state):
+        base = rank.ground(state, plan)
+        if (refused := sampling.refused_proposal(state, test, base, rank.tried_digests(state, base))) is not None:
+            return Conclude("refused", refused, test.entry)
     decision: Decision = verdicts.next_of_test(state, plan, test, bring_up=_bring_up, conclude=Conclude)
     return decision
 
@@ -286,10 +290,14 @@ def _propose(state: State, plan: Plan, test: Test) -> Step:
         hypothesis=test.hypothesis,
         space=test.space or "",
         params=test.space_params,
-        fixed=dict(test.fixed),
-        history=rank.history(state, test),
+        fixed=sampling.held(state, plan, test),
+        history=sampling.history(state, test),
         seed=derived_seed(state.spec.study, "propose", state.launch_count),
-        pending=rank.pending_points(state, test),
+        pending=sampling.pending_points(state, test),
+        sampler=state.spec.sampler if sampling.screens(state) else "tpe",
+        grids=dict(test.grids),
+        try_first=sampling.try_first(state, test),
+        rejected=sampling.rejected_points(test),
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from optimizer.core import closing, learned
 from optimizer.core.once import once_extended
@@ -15,11 +15,12 @@ from optimizer.core.resolve import canonical_settings
 from optimizer.core.state import State
 from optimizer.model.base import Value
 from optimizer.model.playbook import Action, Playbook, Prediction, SetAction, SpaceAction
-from optimizer.model.prior import PriorArt
+from optimizer.model.prior import EarlierArm, EarlierStudy, Origin, PriorArt
 from optimizer.model.settings import Settings
 
 PRIOR_ART = "prior-art"
 SAME_DB, OTHER_BUILD_DB, OTHER_WORK_DB = 10.0, 0.0, -5.0
+MOST_ARMS = 40  # of an earlier study: its latest
 HALF = 0.5  # of the reported gain is what is predicted at least
 # Where a server listens, what it serves and what it logs is no tuning: it is never carried over.
 IDENTITY = frozenset({
@@ -29,11 +30,14 @@ IDENTITY = frozenset({
 })  # fmt: skip
 
 
+Record = TypeVar("Record", bound=Origin)
+
+
 @dataclass(frozen=True)
-class Match:
+class Match(Generic[Record]):
     """A record that concerns this box. ``same_work``: its workload and metric are this study's, so its value compares with ours."""
 
-    record: PriorArt
+    record: Record
     prior_db: float
     same_work: bool
     said: str
@@ -74,7 +78,7 @@ def _called(record: PriorArt) -> str:
     return f"Study {record.name}" if record.kind == "study" else f"Prior art {record.name}"
 
 
-def best(state: State) -> Match | None:
+def best(state: State) -> Match[PriorArt] | None:
     """The record that is most like this study, and of those the one that gave most."""
     if state.spec is None or state.survey is None:
         return None
@@ -86,7 +90,7 @@ def _gain(record: PriorArt) -> float:
     return record.after if record.after is not None else 0.0
 
 
-def compared(state: State, record: PriorArt) -> Match | str:
+def compared(state: State, record: Record) -> Match[Record] | str:
     """How a record concerns this box, or why it does not."""
     assert state.spec is not None
     survey: Mapping[str, Any] = state.survey or {}
@@ -115,7 +119,7 @@ def compared(state: State, record: PriorArt) -> Match | str:
     return Match(record, prior_db, same_work and record.concurrency is not None and same_model, said + (f" ({', '.join(unlike)})" if unlike else ""))
 
 
-def predicted(state: State, found: Match) -> tuple[float, float] | None:
+def predicted(state: State, found: Match[PriorArt]) -> tuple[float, float] | None:
     """Half to all of the reported gain; where the load is ours, of what is still missing to the reported value. None: no number."""
     record = found.record
     if record.after is None or record.after <= 0:
@@ -157,19 +161,52 @@ def _is_known(name: str, known: frozenset[str]) -> bool:
     return name in known or any(item.startswith(f"{name}.") for item in known)
 
 
+def is_like_here(match: Match[Any]) -> bool:
+    """Same class of box, engine build, model and load: its launches compare with ours one by one."""
+    return match.prior_db >= SAME_DB
+
+
+def origin_of(state: State) -> dict[str, Any]:
+    """The fields of ``Origin`` for a study whose box was read."""
+    assert state.spec is not None
+    survey, load = state.survey or {}, state.spec.workload
+    return {
+        "name": state.spec.study, "kind": "study", "source": f"study {state.spec.study}", "engine": str(survey.get("engine", "")),
+        "engine_version": survey.get("engine_version"), "model": _last(survey.get("model_path")), "model_class": model_class(survey),
+        "gpu": survey.get("gpu"), "gpu_count": int(survey.get("gpu_count") or 0), "cpus": int(survey.get("cpus") or 0),
+        "simulated": state.spec.host.kind == "sim", "metric": _metric(state), "concurrency": load.concurrency,
+        "prompt_tokens": load.prompt_tokens, "output_tokens": load.output_tokens,
+    }  # fmt: skip
+
+
+def launches_of(state: State) -> EarlierStudy | None:
+    """What a closed study leaves for the samplers of others: every setting that it launched, over its own first baseline. None where
+    nothing but the baseline was launched. Settings that name this box's own paths or ports are left out."""
+    base = state.first_arm.results or state.first_arm.earlier
+    if state.closed is None or state.survey is None or not base or state.drifts:  # after a drift nothing compares with the first baseline
+        return None
+    mean = math.fsum(result.ln for result in base) / len(base)
+    arms = []
+    for arm in state.arms.values():
+        values = {name: value for name, value in arm.settings.values.items() if name not in IDENTITY}
+        if values and arm.results:
+            arms.append(EarlierArm(settings=values, ln=round(math.fsum(result.ln for result in arm.results) / len(arm.results) - mean, 6)))
+        elif values and arm.crashed:
+            arms.append(EarlierArm(settings=values))
+    given = {name: value for name, value in state.given.items() if name not in IDENTITY}
+    return EarlierStudy(**origin_of(state), given=given, arms=tuple(arms[-MOST_ARMS:])) if arms else None
+
+
 def record_of(state: State) -> PriorArt | None:
     """What a closed study leaves for others: its confirmed settings. None where nothing better was confirmed."""
     if state.closed is None or state.spec is None or state.survey is None or not closing.is_confirmed_better(state) or closing.is_refuted(state):
         return None
-    confirmed, survey, load = state.base_arm.confirmed, state.survey, state.spec.workload
+    confirmed = state.base_arm.confirmed
     assert confirmed is not None
     before = (state.closed.get("baseline") or {}).get("value")
     point = canonical_settings(Settings(values=dict(state.given)).merged(state.baseline.values), keep_none=False)
     return PriorArt(
-        name=state.spec.study, kind="study", source=f"study {state.spec.study}", engine=str(survey.get("engine", "")),
-        engine_version=survey.get("engine_version"), model=_last(survey.get("model_path")), model_class=model_class(survey), gpu=survey.get("gpu"),
-        gpu_count=int(survey.get("gpu_count") or 0), cpus=int(survey.get("cpus") or 0), simulated=state.spec.host.kind == "sim", metric=_metric(state),
-        concurrency=load.concurrency, prompt_tokens=load.prompt_tokens, output_tokens=load.output_tokens,
+        **origin_of(state),
         before=float(before) if isinstance(before, int | float) else None, after=confirmed.value, settings=dict(point.values),
         chosen=tuple(sorted(state.baseline.values)),
     )  # fmt: skip
@@ -188,7 +225,7 @@ def model_class(survey: Mapping[str, Any]) -> str:
     return f"{first} {layers}x{width}" if first and layers and width else ""
 
 
-def _same_model(record: PriorArt, survey: Mapping[str, Any]) -> bool:
+def _same_model(record: Origin, survey: Mapping[str, Any]) -> bool:
     here = model_class(survey)
     if record.model_class and here:
         return record.model_class == here

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizer.core import boxes, economy, picture
+from optimizer.core import boxes, economy, picture, sampling
 from optimizer.core.closing import pooled
 from optimizer.core.dimensions import pruned
 from optimizer.core.once import once
@@ -17,11 +17,11 @@ from optimizer.core.prior import PRIOR_ART
 from optimizer.core.refuse import Ground, dead_in, point_digest, refuse, screen
 from optimizer.core.resolve import resolve_action, resolve_first
 from optimizer.core.score import Scored, probability_of, score
-from optimizer.core.state import ArmState, Belief, State, Test, metric_value
+from optimizer.core.state import Belief, State
 from optimizer.model.base import Value
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
 from optimizer.model.settings import Settings
-from optimizer.model.space import Refusal, Space, Trial
+from optimizer.model.space import Refusal
 
 # A launch costs minutes of an expensive box: below odds of 1:4 an idea has to wait for evidence.
 MIN_PROBABILITY = 0.20
@@ -69,6 +69,7 @@ def _ground(state: State, plan: Plan) -> Ground:
         box=survey.get("facts", {}),
         phase="decode" if decode else "prefill",
         allow_lossy=state.spec.allow_lossy,
+        by_version=sampling.screens(state),
     )
 
 
@@ -352,10 +353,15 @@ def _sampled(state: State, plan: Plan, book: Playbook, action: SpaceAction, look
     space = plan.space(action.space)
     if space is None:
         return None
-    names = [param.name for param in _live_params(space, action, look)]
-    gone = _pruned_dimensions(state, plan, names)
-    names = [name for name in names if name not in gone or name in action.only]
-    return {"changes": None, "space": space.id, "space_params": names, "fixed": {}} if names else None
+    params = sampling.live_params(space, action, look)
+    names = [param.name for param in params]
+    gone = {name: why for name, why in _pruned_dimensions(state, plan, names).items() if name not in action.only}
+    if not sampling.screens(state):
+        names = [name for name in names if name not in gone]
+        return {"changes": None, "space": space.id, "space_params": names, "fixed": {}} if names else None
+    names, grids, out = sampling.dimensions([param for param in params if param.name not in gone], ground(state, plan))
+    found = {"changes": None, "space": space.id, "space_params": names, "fixed": {}, "grids": grids, "left_out": {**gone, **out}}
+    return found if names else None
 
 
 def _pruned_dimensions(state: State, plan: Plan, names: Sequence[str]) -> dict[str, str]:
@@ -367,15 +373,6 @@ def _pruned_dimensions(state: State, plan: Plan, names: Sequence[str]) -> dict[s
     )  # fmt: skip
 
 
-def _live_params(space: Space, action: SpaceAction, look: Look) -> list[Any]:
-    wanted = set(action.only)
-    return [
-        param
-        for param in space.params
-        if (not wanted or param.name in wanted) and (param.when is None or evaluate(param.when, look) is not False)
-    ]
-
-
 def tried_digests(state: State, base: Ground) -> set[str]:
     """Resolved digests of every point that was measured or found infeasible."""
     given = Settings(values=dict(state.given))
@@ -385,42 +382,3 @@ def tried_digests(state: State, base: Ground) -> set[str]:
         for settings in (*here, *boxes.settled_elsewhere(state))
         if settings.digest != state.baseline.digest
     }
-
-
-def history(state: State, test: Test) -> tuple[Trial, ...]:
-    """What the sampler may know: every arm, as values of the space's parameters."""
-    rows = []
-    for arm in state.arms.values():
-        point = {**state.given, **arm.settings.values}
-        params = {name: point[name] for name in test.space_params if point.get(name) is not None}
-        value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
-        if value is not None or arm.crashed:
-            rows.append(Trial(params=params, value=value, infeasible=value is None, violations=_violations(state, arm)))
-    for arm, carried in boxes.measured_elsewhere(state):
-        params = {name: arm.settings.values[name] for name in test.space_params if arm.settings.values.get(name) is not None}
-        rows.append(Trial(params=params, value=carried, infeasible=carried is None, violations=_violations(state, arm)))
-    return tuple(rows)
-
-
-def pending_points(state: State, test: Test) -> tuple[dict[str, Value], ...]:
-    """What other boxes measure at this moment, as values of the space's parameters: the sampler looks elsewhere."""
-    points: list[dict[str, Value]] = []
-    for peer in state.peers:
-        if peer.test is not None and peer.test.settings is not None:
-            point: dict[str, Value] = {name: value for name in test.space_params if (value := peer.test.settings.values.get(name)) is not None}
-            points += [point] if point else []
-    return tuple(points)
-
-
-def _violations(state: State, arm: ArmState) -> dict[str, float]:
-    """How far the latest launch of an arm is beyond each guard, in shares of it; at most 0 where the guard holds."""
-    assert state.spec is not None
-    if not arm.results:
-        return {}
-    found = {}
-    for guard in state.spec.target.guards:
-        value = metric_value(arm.results[-1].points[0], guard.metric)
-        if value is not None:
-            beyond = guard.value - value if guard.direction == "at_least" else value - guard.value
-            found[guard.text] = round(beyond / max(abs(guard.value), 1e-9), 6)
-    return found

@@ -15,7 +15,7 @@ from optimizer.model.base import Value
 from optimizer.model.evidence import Evidence
 from optimizer.model.flags import FlagTable
 from optimizer.model.settings import Settings
-from optimizer.model.space import Constraint, DeadSetting, Refusal, Space
+from optimizer.model.space import Constraint, DeadSetting, Param, Refusal, Space
 
 Phase = Literal["all", "decode", "prefill"]
 
@@ -40,6 +40,7 @@ class Ground:
     box: Mapping[str, Value] | None = None
     phase: Phase = "all"
     allow_lossy: bool = False
+    by_version: bool = True  # whether a parameter's own ``builds`` count; journals of earlier policies are recomputed without
 
     # What every rule asks for again and again, computed once for each ground.
 
@@ -207,7 +208,7 @@ def _by_param(changes: Mapping[str, Value], ground: Ground) -> Iterator[Refusal]
         if value is None and alive:
             continue  # taking a dead setting off the command line, beside a change that does something, is tidy
         param = param_of(name, ground.spaces)
-        refusal = unavailable(name, value, param, ground.flags)
+        refusal = unavailable(name, value, param, ground.flags) or _of_another_version(name, value, param, ground)
         if refusal is not None:
             yield refusal
             continue
@@ -224,6 +225,14 @@ def _by_param(changes: Mapping[str, Value], ground: Ground) -> Iterator[Refusal]
                 why=f"{name} can change what the model answers; it is tried only with --allow-lossy.",
                 source=param.note,
             )
+
+
+def _of_another_version(name: str, value: Value, param: Param | None, ground: Ground) -> Refusal | None:
+    """A parameter that no help text lists (a key of a JSON setting), on a version that is known not to have it."""
+    if param is None or value is None or not ground.by_version or in_builds(ground.engine_version, param.builds) is not False:
+        return None
+    why = f"Not testable here: {name} is for versions {param.builds}, this is {ground.engine_version}."
+    return Refusal(kind="unavailable", params={name: value}, why=why, source=param.note or "search space")
 
 
 def _dead(name: str, after: Settings, ground: Ground) -> DeadSetting | None:

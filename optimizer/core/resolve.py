@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from optimizer.model.base import Scalar, Value
+from optimizer.model.base import Value
 from optimizer.model.evidence import Evidence
 from optimizer.model.flags import FlagTable
 from optimizer.model.playbook import SetAction, SpaceAction
@@ -272,7 +272,7 @@ def in_range(param: Param, value: Value) -> bool:
     return (param.low is None or number >= param.low) and (param.high is None or number <= param.high)
 
 
-def _equal(left: Value, right: Scalar) -> bool:
+def _equal(left: Value, right: Value) -> bool:
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     return bool(left == right)

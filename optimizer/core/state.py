@@ -121,6 +121,8 @@ class Test:
     space: str | None = None
     space_params: tuple[str, ...] = ()
     fixed: Mapping[str, Value] = field(default_factory=dict)
+    grids: Mapping[str, Any] = field(default_factory=dict)  # what is left of a parameter's values
+    rejected: tuple[Mapping[str, Any], ...] = ()  # proposals that a rule refused: params, and whether they cannot run
     score_db: Mapping[str, float] = field(default_factory=dict)  # of each hypothesis that is tested, before the test
     bundle: tuple[str, ...] = ()  # further hypotheses whose cures are launched together with this one
     cures: tuple[str, ...] = ()  # causes that the same settings cure: named if the test pays off, untouched if it does not
@@ -492,6 +494,7 @@ def _chosen(state: State, entry: Entry) -> State:
             space=body.get("space"),
             space_params=tuple(body.get("space_params", ())),
             fixed=body.get("fixed", {}),
+            grids=body.get("grids", {}),
             bundle=tuple(body.get("bundle", ())),
             score_db={item["hypothesis"]: float(item.get("score_db", 0.0)) for item in (body, *body.get("companions", ()), *body.get("cures", ()))},
             cures=tuple(item["hypothesis"] for item in body.get("cures", ())),
@@ -503,6 +506,11 @@ def _refused(state: State, entry: Entry) -> State:
     state = replace(state, refusals=(*state.refusals, {**entry.body, "entry": entry.seq}))
     if entry.body.get("about") == "command_line":
         return replace(state, dead_checked=state.dead_checked or bool(entry.body.get("last")))
+    if entry.body.get("about") == "proposal":
+        if state.test is None:
+            return state
+        rejected = {"params": entry.body["params"], "infeasible": entry.body["kind"] == "infeasible"}
+        return replace(state, test=replace(state.test, changes={}, settings=None, rejected=(*state.test.rejected, rejected)))
     if hypothesis := entry.body.get("hypothesis"):
         status = "handed_over" if entry.body.get("kind") == "hand_over" else "refused"
         beliefs = _set(state, hypothesis, status=status, reason=entry.body["why"], entry=entry.seq)

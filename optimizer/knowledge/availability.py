@@ -49,7 +49,7 @@ def _narrowed(param: Param, spelling: str, flags: FlagTable) -> Param:
     flag = flags.by_name.get(spelling)
     if flag is None or not flag.choices or not param.grid or is_json_param(param.name):
         return param
-    grid: tuple[Scalar, ...] = tuple(value for value in param.grid if str(value) in flag.choices)
+    grid: tuple[Scalar | list[Scalar], ...] = tuple(value for value in param.grid if str(value) in flag.choices)
     return param if grid == param.grid else param.model_copy(update={"grid": grid})
 
 

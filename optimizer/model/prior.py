@@ -1,4 +1,4 @@
-"""A known-good result from elsewhere: what it ran on, the settings, and what they gave. Recorded when a study opens, so that its
+"""What is known from elsewhere: a known-good result, and the launches of earlier studies. Recorded when a study opens, so that its
 journal says by itself what the study knew."""
 
 from typing import Literal
@@ -8,13 +8,11 @@ from pydantic import Field
 from optimizer.model.base import FiniteFloat, Frozen, Value
 
 
-class PriorArt(Frozen):
-    """``settings`` is the whole launch as parameters; ``chosen`` names those that were picked on purpose rather than found there.
-
-    ``before`` and ``after`` are values of ``metric`` at ``concurrency``; ``before`` None: nobody says."""
+class Origin(Frozen):
+    """Where a result was measured: what has to be alike before it says anything here."""
 
     name: str  # the study, or what the file calls itself
-    kind: Literal["study", "file"]
+    kind: Literal["study", "file"] = "study"
     source: str
     engine: str
     engine_version: str | None = None
@@ -28,7 +26,30 @@ class PriorArt(Frozen):
     concurrency: int | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+
+
+class PriorArt(Origin):
+    """A known-good result. ``settings`` is the whole launch as parameters; ``chosen`` names those that were picked on purpose rather
+    than found there.
+
+    ``before`` and ``after`` are values of ``metric`` at ``concurrency``; ``before`` None: nobody says."""
+
     before: FiniteFloat | None = None
     after: FiniteFloat | None = None
     settings: dict[str, Value] = Field(default_factory=dict)
     chosen: tuple[str, ...] = ()
+
+
+class EarlierArm(Frozen):
+    """One setting that an earlier study launched. ``ln``: of its metric over that study's own first baseline, more is better; None: it
+    does not run there."""
+
+    settings: dict[str, Value]
+    ln: FiniteFloat | None = None
+
+
+class EarlierStudy(Origin):
+    """The launches of an earlier study: where a sampler starts from. ``given`` is what its original command line said."""
+
+    given: dict[str, Value] = Field(default_factory=dict)
+    arms: tuple[EarlierArm, ...] = ()

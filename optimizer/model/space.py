@@ -17,7 +17,7 @@ class Param(Frozen):
     flag: tuple[str, ...] = ()
     env: str | None = None
     type: Literal["int", "float", "bool", "choice"]
-    grid: tuple[Scalar, ...] = ()  # int/float: allowed values in order; choice: the choices
+    grid: tuple[Scalar | list[Scalar], ...] = ()  # int/float: allowed values in order; choice: the choices, which may be lists
     low: FiniteFloat | None = None
     high: FiniteFloat | None = None
     needs: Needs = "relaunch"

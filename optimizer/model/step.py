@@ -126,12 +126,17 @@ class Propose(Frozen):
     history: tuple[Trial, ...]
     seed: int
     pending: tuple[dict[str, Value], ...] = ()  # points that other boxes of the study are measuring
+    sampler: Literal["tpe", "gp"] = "tpe"
+    grids: dict[str, list[Value]] = Field(default_factory=dict)  # what is left of a parameter's values on this build
+    try_first: tuple[dict[str, Value], ...] = ()  # points that did well in earlier studies
+    rejected: tuple[dict[str, Value], ...] = ()  # proposals that a rule refused before a launch
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written only where there is something pending, so that intents of older journals are recomputed byte for byte."""
+        """Written only where it says something, so that intents of older journals are recomputed byte for byte."""
         data: dict[str, Any] = handler(self)
-        return {name: value for name, value in data.items() if name != "pending" or value}
+        empty = {"pending": (), "grids": (), "try_first": (), "rejected": ()}
+        return {name: value for name, value in data.items() if not (name in empty and not value) and not (name == "sampler" and value == "tpe")}
 
 
 class Restore(Frozen):

@@ -5,11 +5,14 @@ from typing import Literal
 from pydantic import Field
 
 from optimizer.model.base import FiniteFloat, Frozen
-from optimizer.model.prior import PriorArt
+from optimizer.model.prior import EarlierStudy, PriorArt
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
 
-POLICY_VERSION = 2  # 2: a candidate's measurement ends early where its first windows show harm
+# 2: a candidate's measurement ends early where its first windows show harm. 3: proposals of the sampler pass the rules that every other
+# change passes, earlier studies of the same class of box are where it starts, and a version that lacks a parameter is not given it.
+POLICY_VERSION = 3
+Sampler = Literal["gp", "tpe"]
 Finish = Literal["best", "restore", "leave"]
 Role = Literal["prefill", "decode", "server", "router"]
 Ending = Literal[
@@ -86,6 +89,8 @@ class StudySpec(Frozen):
     time_scale: FiniteFloat = 1.0
     seed: int = 0
     prior_art: tuple[PriorArt, ...] = ()  # known-good results that were there when the study opened
+    earlier: tuple[EarlierStudy, ...] = ()  # launches of earlier studies that were there when the study opened
+    sampler: Sampler = "gp"
     policy_version: int = POLICY_VERSION
     boxes: tuple[BoxSpec, ...] = ()  # of a study on several; ``host``, ``launch`` and ``port`` are the first one's
 

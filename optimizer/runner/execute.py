@@ -495,15 +495,15 @@ class LiveExecutor:
         return Effect(Done(body={"swept": len(swept.swept)}))
 
     async def _propose(self, step: Propose) -> Effect:
-        from optimizer.search.propose import propose  # optuna takes seconds to import; most studies never ask it
+        from optimizer.search.answer import answered  # optuna takes seconds to import; most studies never ask it
 
         space = self.library.space_by_id[step.space]
-        params = tuple(param for param in space.params if param.name in step.params)
+        directions = tuple(one for one in self.library.directions if one.engine in ("any", space.engine))
         try:
-            values = await asyncio.to_thread(propose, space, params, step.history, step.seed)
+            body = await asyncio.to_thread(answered, step, space, directions)
         except OptimizerError as error:
             return Effect(Failed(cause="proposal_failed", message=str(error)))
-        return Effect(Done(body={"params": dict(values)}))
+        return Effect(Done(body=body))
 
     async def _restore(self) -> Effect:
         restored = await self.box.restore_original(self.spec.study)

@@ -17,7 +17,7 @@ MOST_ENUMERATED = 20_000
 Point = dict[str, Value]
 
 
-def choices(param: Param) -> tuple[Scalar, ...]:
+def choices(param: Param) -> tuple[Scalar | list[Scalar], ...]:
     """The values of a discrete parameter in order, empty for a continuous one."""
     if param.grid:
         return param.grid

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from optimizer.core.predicate import View
 from optimizer.errors import OptimizerError
 from optimizer.model.base import Value
-from optimizer.model.canonical import derived_seed
+from optimizer.model.canonical import canonical_json, derived_seed
 from optimizer.model.space import Direction, Param, Space, Trial
 from optimizer.search.gp_proposal import gp_proposal
 from optimizer.search.grid import Point, active, bounds, choices, key, points, restricted, sample, valid
@@ -205,7 +205,7 @@ def distribution(param: Param) -> Any:
     if options and param.type in ("int", "float"):
         return optuna.distributions.IntDistribution(0, len(options) - 1)  # ordered: the index on the grid
     if options:
-        return optuna.distributions.CategoricalDistribution(options)
+        return optuna.distributions.CategoricalDistribution([spelled(option) for option in options])
     low, high = bounds(param)
     log = low > 0 and high / low >= 100
     if param.type == "int":
@@ -218,8 +218,8 @@ def _suggest(trial: Any, param: Param) -> Value:
     if options and param.type in ("int", "float"):
         return options[int(trial.suggest_int(param.name, 0, len(options) - 1))]
     if options:
-        chosen: Value = trial.suggest_categorical(param.name, options)
-        return chosen
+        chosen = trial.suggest_categorical(param.name, [spelled(option) for option in options])
+        return next(option for option in options if spelled(option) == chosen and type(spelled(option)) is type(chosen))
     low, high = bounds(param)
     log = low > 0 and high / low >= 100
     if param.type == "int":
@@ -232,4 +232,9 @@ def internal(param: Param, value: Value) -> Any:
     options = choices(param)
     if options and param.type in ("int", "float"):
         return options.index(value)
-    return value
+    return spelled(value)
+
+
+def spelled(value: Value) -> Any:
+    """Optuna's choices are numbers, words or null: a list is told by its canonical text."""
+    return canonical_json(value) if isinstance(value, list | dict) else value

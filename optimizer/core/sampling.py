@@ -1,0 +1,196 @@
+"""What a sampler is asked for and what becomes of its answer: the dimensions that are left on this build, what it may know (this
+study's launches, those of other boxes and of earlier studies), and the rules that a proposal has to pass before it is launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from optimizer.core import boxes
+from optimizer.core.plan import Plan
+from optimizer.core.predicate import Look, evaluate, operands
+from optimizer.core.prior import Match, compared, is_like_here
+from optimizer.core.refuse import Ground, refuse
+from optimizer.core.state import ArmState, State, Test, metric_value
+from optimizer.model.base import Value
+from optimizer.model.canonical import canonical_json
+from optimizer.model.playbook import Predicate, SpaceAction
+from optimizer.model.prior import EarlierStudy
+from optimizer.model.space import Param, Refusal, Space, Trial
+
+SINCE_POLICY = 3  # journals of versions before are recomputed as they were decided
+MOST_REJECTED = 16  # proposals that a rule refused, for one test: then nothing is left that may be launched
+WORTH_A_LAUNCH = math.log(1.02)  # over the current baseline: what an earlier study must have seen of a point that is tried first
+MOST_TRY_FIRST = 2
+MOST_EARLIER_TRIALS = 200
+
+
+def screens(state: State) -> bool:
+    """Whether this study's proposals pass the rules before they are launched."""
+    return state.spec is not None and state.spec.policy_version >= SINCE_POLICY
+
+
+def live_params(space: Space, action: SpaceAction, look: Look) -> list[Param]:
+    """The parameters of the space that the action asks for and whose condition is not known to be false."""
+    wanted = set(action.only)
+    return [
+        param
+        for param in space.params
+        if (not wanted or param.name in wanted) and (param.when is None or evaluate(param.when, look) is not False)
+    ]
+
+
+def dimensions(params: Sequence[Param], ground: Ground) -> tuple[list[str], dict[str, list[Value]], dict[str, str]]:
+    """(names that can be given on this build, what is left of their values where some are refused, name -> why it is left out)."""
+    names, grids, out = [], {}, {}
+    for param in params:
+        values: list[Value] = list(param.grid) or ([False, True] if param.type == "bool" else [param.low if param.low is not None else 0])
+        refused = {canonical_json(value): found for value in values if (found := _never(param.name, value, ground)) is not None}
+        left = [value for value in values if canonical_json(value) not in refused]
+        if not left:
+            out[param.name] = next(iter(refused.values())).why
+            continue
+        names.append(param.name)
+        if refused and (param.grid or param.type == "bool"):
+            grids[param.name] = left
+    return names, grids, out
+
+
+def _never(name: str, value: Value, ground: Ground) -> Refusal | None:
+    """Why the value is refused whatever stands beside it; None when that depends."""
+    return next((found for found in refuse({name: value}, ground) if found.kind in ("unavailable", "dead", "lossy")), None)
+
+
+def held(state: State, plan: Plan, test: Test) -> dict[str, Value]:
+    """The settings in force that decide which of the space's parameters exist, beside those that are searched."""
+    space = plan.space(test.space or "")
+    if space is None or not screens(state):
+        return dict(test.fixed)
+    predicates: Iterable[Predicate] = (param.when for param in space.params if param.when is not None and param.name in test.space_params)
+    asked = sorted({item.name for predicate in predicates for item in operands(predicate) if item.kind == "setting"})
+    in_force = state.effective
+    return {**{name: in_force[name] for name in asked if in_force.get(name) is not None and name not in test.space_params}, **test.fixed}
+
+
+# ---- what the sampler may know --------------------------------------------------------------------------------------
+
+
+def history(state: State, test: Test) -> tuple[Trial, ...]:
+    """Every launch of this study, of its other boxes and of earlier studies, as values of the space's parameters; and what a rule of
+    the engine or the memory model refused, as what cannot run."""
+    rows = []
+    for arm in state.arms.values():
+        point = _point_of(state, arm)
+        params = {name: point[name] for name in test.space_params if point.get(name) is not None}
+        value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
+        if value is not None or arm.crashed:
+            rows.append(Trial(params=params, value=value, infeasible=value is None, violations=_violations(state, arm)))
+    for arm, carried in boxes.measured_elsewhere(state):
+        params = {name: arm.settings.values[name] for name in test.space_params if arm.settings.values.get(name) is not None}
+        rows.append(Trial(params=params, value=carried, infeasible=carried is None, violations=_violations(state, arm)))
+    if not screens(state):
+        return tuple(rows)
+    first = {canonical_json(point) for point in try_first(state, test)}
+    rows += [trial for trial in _earlier(state, test) if canonical_json(trial.params) not in first]
+    rows += [Trial(params=dict(one["params"]), value=None, infeasible=True, note="refused before a launch") for one in test.rejected if one["infeasible"]]
+    return tuple(rows)
+
+
+def try_first(state: State, test: Test) -> tuple[dict[str, Value], ...]:
+    """Points with which an earlier study of this class of box was faster than what runs now, best first, unless they were tried here."""
+    if not screens(state) or not state.base_arm.results:
+        return ()
+    now = math.fsum(result.ln for result in state.base_arm.results) / len(state.base_arm.results)
+    here = set()
+    for arm in state.arms.values():
+        point = _point_of(state, arm)
+        here.add(canonical_json({name: point[name] for name in test.space_params if point.get(name) is not None}))
+    rejected = {canonical_json(dict(one["params"])) for one in test.rejected}
+    better = [trial for trial in _earlier(state, test) if trial.value is not None and trial.value > now + WORTH_A_LAUNCH and trial.params]
+    better.sort(key=lambda trial: (-(trial.value or 0.0), canonical_json(trial.params)))
+    found: dict[str, dict[str, Value]] = {canonical_json(trial.params): dict(trial.params) for trial in better}
+    return tuple(point for key, point in found.items() if key not in here and key not in rejected)[:MOST_TRY_FIRST]
+
+
+def _point_of(state: State, arm: ArmState) -> Mapping[str, Value]:
+    """What an arm ran with: where nobody gave a value, the one that its server reported."""
+    given = {**state.given, **arm.settings.values}
+    return {**arm.effective, **{name: value for name, value in given.items() if value is not None}} if screens(state) else given
+
+
+def _earlier(state: State, test: Test) -> list[Trial]:
+    """The launches of earlier studies that compare with this one's: their ratio to their own baseline, carried over to ours."""
+    assert state.spec is not None
+    base = state.first_arm.results or state.first_arm.earlier
+    if not base:
+        return []
+    here = math.fsum(result.ln for result in base) / len(base)
+    found: list[Trial] = []
+    for study in state.spec.earlier:
+        if not _comparable(state, study):
+            continue
+        for arm in study.arms:
+            point = {**study.given, **arm.settings}
+            params = {name: point[name] for name in test.space_params if point.get(name) is not None}
+            if params and len(found) < MOST_EARLIER_TRIALS:
+                value = None if arm.ln is None else round(here + arm.ln, 9)
+                found.append(Trial(params=params, value=value, infeasible=value is None, note=f"study {study.name}"))
+    return found
+
+
+def _comparable(state: State, study: EarlierStudy) -> bool:
+    match = compared(state, study)
+    return isinstance(match, Match) and is_like_here(match)
+
+
+def pending_points(state: State, test: Test) -> tuple[dict[str, Value], ...]:
+    """What other boxes measure at this moment, as values of the space's parameters: the sampler looks elsewhere."""
+    points: list[dict[str, Value]] = []
+    for peer in state.peers:
+        if peer.test is not None and peer.test.settings is not None:
+            point: dict[str, Value] = {name: value for name in test.space_params if (value := peer.test.settings.values.get(name)) is not None}
+            points += [point] if point else []
+    return tuple(points)
+
+
+def rejected_points(test: Test) -> tuple[dict[str, Value], ...]:
+    """Proposals that a rule refused although they might run: not to be proposed again. The others are in ``history``."""
+    return tuple(dict(one["params"]) for one in test.rejected if not one["infeasible"])
+
+
+def _violations(state: State, arm: ArmState) -> dict[str, float]:
+    """How far the latest launch of an arm is beyond each guard, in shares of it; at most 0 where the guard holds."""
+    assert state.spec is not None
+    if not arm.results:
+        return {}
+    found = {}
+    for guard in state.spec.target.guards:
+        value = metric_value(arm.results[-1].points[0], guard.metric)
+        if value is not None:
+            beyond = guard.value - value if guard.direction == "at_least" else value - guard.value
+            found[guard.text] = round(beyond / max(abs(guard.value), 1e-9), 6)
+    return found
+
+
+# ---- what became of the answer --------------------------------------------------------------------------------------
+
+
+def refused_proposal(state: State, test: Test, ground: Ground, tried: set[str]) -> dict[str, Any] | None:
+    """Why the proposal is not launched, as the body of ``refused``: another one is asked for, or (``hypothesis``' test ends) none is
+    left. None where it may be launched, or was already."""
+    if test.space is None or test.settings is None or not screens(state):
+        return None
+    arm = state.arm(test.settings)
+    if test.changes and (arm.results or arm.crashed or arm.given_up or (state.server is not None and state.server.settings == test.settings)):
+        return None
+    if not test.changes:
+        why = f"No point of {test.space} is left that is worth a launch."
+        return {"kind": "unavailable", "hypothesis": test.hypothesis, "params": {}, "why": why, "source": "sampler"}
+    refusals = refuse(test.changes, ground, tried=tried)
+    if not refusals:
+        return None
+    found = {**refusals[0].plain(), "params": dict(test.changes), "hypothesis": test.hypothesis}
+    if len(test.rejected) + 1 >= MOST_REJECTED:
+        return {**found, "why": f"{MOST_REJECTED} proposals in a row may not be launched; the last: {found['why']}"}
+    return {**found, "about": "proposal"}

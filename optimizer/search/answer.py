@@ -1,0 +1,46 @@
+"""The answer to a ``Propose`` step, with everything that shaped it: which trials the space cannot use, and which dimensions the launches
+themselves showed to matter for nothing. A function of the step and the pinned knowledge alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from optimizer.model.base import Value
+from optimizer.model.space import Direction, Param, Space
+from optimizer.model.step import Propose
+from optimizer.search.gp_proposal import importance
+from optimizer.search.propose import propose, split
+
+NO_MATTER = 0.01  # of the variance that the launches leave explained: a dimension below it is left as it is
+MOST_SAID = 20
+
+
+def answered(step: Propose, space: Space, directions: Sequence[Direction] = ()) -> dict[str, Any]:
+    """The body of the outcome: ``params`` (empty: nothing is left), ``left_out`` and ``unimportant`` where there are any."""
+    params = tuple(_narrowed(param, step.grids) for param in space.params if param.name in step.params)
+    unimportant = _unimportant(params, step)
+    searched = tuple(param for param in params if param.name not in unimportant)
+    values = propose(
+        space, searched, step.history, step.seed, fixed=step.fixed, pending=step.pending, rejected=step.rejected, try_first=step.try_first,
+        sampler=step.sampler, directions=directions,
+    )  # fmt: skip
+    _, left_out = split(params, step.history, step.fixed)
+    body: dict[str, Any] = {"params": dict(values)}
+    if left_out:
+        body["left_out"] = [{"params": item.trial.params, "note": item.trial.note, "why": item.why} for item in left_out[:MOST_SAID]]
+    if unimportant:
+        body["unimportant"] = unimportant
+    return body
+
+
+def _narrowed(param: Param, grids: dict[str, list[Value]]) -> Param:
+    left = grids.get(param.name)
+    return param if left is None else param.model_copy(update={"grid": tuple(left)})
+
+
+def _unimportant(params: Sequence[Param], step: Propose) -> dict[str, float]:
+    """Dimensions whose share of the variance is next to nothing, once enough launches were measured; never the last one."""
+    shares = importance(params, step.history, step.fixed)
+    found = {name: share for name, share in shares.items() if share < NO_MATTER}
+    return found if len(found) < len(params) else {}
