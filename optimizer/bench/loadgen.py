@@ -904,6 +904,7 @@ class Generator:
         self.window = float(job["window_s"]) / self.scale
         self.stop_below = float(job["stop_below"]) * self.scale if job.get("stop_below") else None
         self.stopped_early, self.texts_from = "", 0
+        self.rates, self.sub_from, self.sub_texts = [], 0.0, 0  # of the sub-windows so far, for who watches
         self.stall = float(job.get("stall_s") or max(60.0, float(job["warmup_max_s"]))) / self.scale
         self.connect_timeout = float(job.get("connect_timeout_s", 10.0))
         self.rate = float(job["rate_per_s"]) * self.scale if job.get("rate_per_s") else None
@@ -1418,6 +1419,9 @@ class Generator:
                 self.lags.append(max(0.0, lag))
                 if now >= self.window_to or self._hopeless(now):
                     return
+                if now - self.sub_from >= self.window / SUB_WINDOWS:
+                    self.rates.append((self.dialect.texts - self.sub_texts) / (now - self.sub_from))
+                    self.sub_from, self.sub_texts = now, self.dialect.texts
             elif now - bin_from >= self.bin:
                 self.series.append((self.dialect.texts - texts_before) / (now - bin_from))
                 texts_before, bin_from = self.dialect.texts, now
@@ -1435,7 +1439,7 @@ class Generator:
                 checked = now
                 self._expire(now)
                 self.states.append((now, self.in_flight + len(self.backlog)))
-            if now - told >= 1.0:
+            if now - told >= min(1.0, self.window / 8.0):
                 rate = (self.dialect.texts - told_texts) / (now - told) / self.scale
                 told, told_texts = now, self.dialect.texts
                 self.emit(
@@ -1445,6 +1449,8 @@ class Generator:
                         "elapsed_s": round((now - (self.window_from or self.began)) * self.scale, 2),
                         "chunks_per_s": round(rate, 1),
                         "tokens_per_s": round(rate * self._per_chunk(), 1),
+                        "window_s": round(self.window * self.scale, 2),
+                        "rates": [round(one / self.scale * self._per_chunk(), 2) for one in self.rates],
                         "in_flight": self.in_flight,
                         "ok": self.finished_ok,
                         "failed": sum(self.errors.values()),
@@ -1465,8 +1471,8 @@ class Generator:
 
     def _open_window(self, now, verdict):
         self.steady = verdict
-        self.texts_from = self.dialect.texts
-        self.window_from, self.window_to = now, now + self.window
+        self.texts_from = self.sub_texts = self.dialect.texts
+        self.window_from, self.window_to, self.sub_from = now, now + self.window, now
         self.cpu_from = time.process_time()
         del self.dialect.delays[:]
         self.clocks_from = (time.time(), _boot_clock(), now)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from optimizer.bench import knee
 from optimizer.bench.calibrate import LOADGEN
 from optimizer.bench.run import build_job, longest_s, missing, progress, summarise
+from optimizer.bench.so_far import so_far
 from optimizer.bench.workload import salt_of
 from optimizer.box.box import KEY_VARIABLE, Box
 from optimizer.errors import BoxError, UsageError
@@ -180,10 +181,7 @@ class Bench:
                 lines.append(line)
                 return
             failed = f", {seen['failed']} failed" if seen.get("failed") else ""
-            self.report(
-                f"{label}: {'warming up' if seen['phase'] == 'warmup' else 'measuring'}, {seen['elapsed_s']:.0f} s, "
-                f"{seen['tokens_per_s']:,.0f} tok/s, {seen['in_flight']} in flight, {seen['ok']} done{failed}"
-            )
+            self.report(f"{label}: {so_far(seen)}, {seen['in_flight']} in flight, {seen['ok']} done{failed}")
 
         await self.served.source.run(job, on_line)
         return self._keep(load, summarise(lines, workload, workload.concurrency))

@@ -12,6 +12,7 @@ from typing import Any
 
 from optimizer import bench
 from optimizer.bench.run import STOPPED_EARLY, build_job, longest_s, progress, summarise
+from optimizer.bench.so_far import so_far
 from optimizer.bench.workload import salt_of
 from optimizer.box.box import KEY_VARIABLE, Box
 from optimizer.core.validity import invalidities
@@ -150,11 +151,9 @@ async def offer_load(
 
     def on_line(line: bytes) -> None:
         if (seen := progress(line)) is not None:
-            rate = seen.get("tokens_per_s")
             if watch is not None:
                 watch.in_window = seen.get("phase") == "window"
-            shown = f", {rate:,.0f} tok/s" if isinstance(rate, int | float) else ""
-            report(f"c={level.concurrency}: {seen.get('phase', 'running')}{shown}")
+            report(f"c={level.concurrency}: {so_far(seen)}")
         else:
             lines.append(line)
 

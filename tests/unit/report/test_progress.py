@@ -63,7 +63,7 @@ def panels(better: float = 1200.0) -> list[str]:
             view.note("Capturing CUDA graph shapes:  37%|███▋      | 13/35 [00:07<00:12,  1.8it/s]")
             draw()
         if kind == "measure":
-            view.note("c=16: window, 1,070 tok/s")
+            view.note("c=16: measuring, 24 of 60 s, 1,070 tok/s; mean so far 1,062 [1,041, 1,083]")
             draw()
 
     log = MemoryLog()
@@ -77,7 +77,7 @@ def test_the_panel_tells_phase_idea_step_beliefs_and_budget() -> None:
     shown = panels()
     story = "\n".join(shown)
     assert "starting up: capturing graphs" in story
-    assert "c=16: window, 1,070 tok/s" in story
+    assert "c=16: measuring, 24 of 60 s, 1,070 tok/s; mean so far 1,062 [1,041, 1,083]" in story
     assert "test · cuda-graph-disabled: without disable_cuda_graph, predicted ×" in story
     assert "s to go by 1 earlier" in story or "s to go by 2 earlier" in story
     assert "more fit at" in story and "launches spent" in story
