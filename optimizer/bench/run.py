@@ -237,6 +237,9 @@ class _Point:
             good = sum(self._good(row) for row in self.ended)
             metrics["goodput_per_s"] = good / self.window_s
             metrics["good_share"] = good / asked
+            reached = [ratio for row in self.ended if (ratio := self._slo_ratio(row)) is not None]
+            if reached:
+                metrics["slo_ratio_p50"] = tail.quantile(sorted(reached), 50)
         counted = self.summary.get("counters")
         if counted is not None and counted["generated"] > 0:
             metrics["engine_tokens_ratio"] = self._nearest(counted) / counted["generated"]
@@ -248,11 +251,17 @@ class _Point:
 
     def _good(self, row: Mapping[str, Any]) -> bool:
         """Whether this request kept every limit of the workload's ``slo``."""
+        ratio = self._slo_ratio(row)
+        return ratio is not None and ratio <= 1
+
+    def _slo_ratio(self, row: Mapping[str, Any]) -> float | None:
+        """The request's value over its limit, of the limit it is furthest beyond: at most 1 keeps the ``slo``. None without text."""
         seen: dict[str, float | None] = {"e2e": (row["ended"] - row["scheduled"]) * 1000, "ttft": None, "tpot": None}
         if row["first"] is not None:
             seen["ttft"] = (row["first"] - row["scheduled"]) * 1000
             seen["tpot"] = _request_tpot(row) if row["chunks"] > 1 and row["output"] else 0.0
-        return all((value := seen[bound.metric]) is not None and bound.holds(value) for bound in self.workload.limits)
+        ratios = [None if (value := seen[bound.metric]) is None else value / bound.value for bound in self.workload.limits]
+        return max(known) if len(known := [ratio for ratio in ratios if ratio is not None]) == len(ratios) else None
 
     @staticmethod
     def _nearest(counted: Mapping[str, float]) -> float:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from optimizer.core import answers, boxes, economy
+from optimizer.core import answers, boxes, economy, goodput
 from optimizer.core.once import once_measured
 from optimizer.core.plan import Plan
 from optimizer.core.score import probability_of
-from optimizer.core.state import ArmState, State
+from optimizer.core.state import ArmState, LaunchResult, State
 from optimizer.model.step import ORIGINAL, AwaitReady, Launch, Restore, Secure, Step, Stop
 from optimizer.model.target import unit_of
 from optimizer.model.verdict import JudgePolicy, Noise
@@ -42,6 +42,9 @@ def _policy(state: State) -> JudgePolicy:
     assert state.spec is not None
     kind: economy.BoxKind = "gpu" if (state.survey or {}).get("gpu_count") else "cpu"
     policy_ = economy.policy_for(kind, thorough=state.spec.thorough)
+    if state.spec.target.primary is not None and state.spec.target.primary.metric == goodput.METRIC:
+        counted = goodput.floor_of([result.points[0] for arm in state.arms.values() for result in arm.results])
+        policy_ = policy_.model_copy(update={"noise_floor": max(policy_.noise_floor, counted)})
     # How uneven the windows of one launch are is a first idea of how launches differ; repeated launches then correct it.
     uneven = sorted(
         result.points[0].metrics["output_tokens_per_s_rel_se"]
@@ -249,7 +252,7 @@ def _box_row(part: State) -> dict[str, Any]:
     assert part.spec is not None
     return {
         "box": part.box, "host": part.spec.host.name, "launches": part.launches_baseline + part.launches_after, "minutes": round(part.minutes, 2),
-        "baseline": math.exp(math.fsum(math.log(max(result.value, 1e-3)) for result in first) / len(first)) if first else None,
+        "baseline": value_of(first) if first else None,
         "baseline_launches": len(first), "lost": part.lost or None, "left": part.closing.reason if part.closing and part.closing.ending in boxes.BOX_ENDINGS else None,
         "runs": what_runs(part),
     }  # fmt: skip
@@ -314,15 +317,36 @@ def hypotheses(state: State, plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
+def value_of(results: Sequence[LaunchResult]) -> float:
+    """The mean of launches: geometric, or arithmetic where one of them gave nothing."""
+    if min(result.value for result in results) <= 0:
+        return math.fsum(result.value for result in results) / len(results)
+    return math.exp(_mean_ln(results))
+
+
+def _mean_ln(results: Sequence[LaunchResult]) -> float:
+    return math.fsum(math.log(max(result.value, 1e-3)) for result in results) / len(results)
+
+
+def spread_of(results: Sequence[LaunchResult], noise: Noise) -> float:
+    """The sd of ln(value) of one launch: the study's noise, or of a goodput what counting so few good requests leaves open."""
+    return max(noise.sd, *(goodput.counting_error(result.points[0]) for result in results if result.points), 0.0)
+
+
+def interval_of(state: State, results: Sequence[LaunchResult], noise: Noise) -> list[float]:
+    """The 95 % interval of ``value_of`` over launches. Where nothing was counted, from 0 to the rate that would have shown something."""
+    if value_of(results) <= 0:
+        return [0.0, goodput.NONE_SEEN / max(math.fsum(result.points[0].window_s for result in results if result.points), 1e-3)]
+    half = half_width(1 - policy(state).error, noise.degrees_of_freedom, spread_of(results, noise) / math.sqrt(len(results)))
+    return [math.exp(_mean_ln(results) - half), math.exp(_mean_ln(results) + half)]
+
+
 def _result(state: State, arm: ArmState, metric: str, noise: Noise, *, confirmed: bool) -> dict[str, Any]:
     """Value with its 95 % interval over launches. A promoted result is the fresh confirmation's number alone."""
     results = [arm.confirmed] if confirmed and arm.confirmed else list(arm.results or arm.earlier)
     if not results:
         return {"metric": metric, "unit": unit_of(metric), "value": None, "interval": None, "launches": 0,
                 "settings": dict(arm.settings.values)}  # fmt: skip
-    mean = math.fsum(math.log(max(result.value, 1e-3)) for result in results) / len(results)
-    half = half_width(1 - policy(state).error, noise.degrees_of_freedom, noise.sd / math.sqrt(len(results)))
-    value = math.exp(mean)
     levels = [
         {"concurrency": point.concurrency, "output_tokens_per_s": point.metrics.get("output_tokens_per_s"),
          "ttft_p50_ms": point.metrics.get("ttft_p50_ms"), "tpot_p50_ms": point.metrics.get("tpot_p50_ms"),
@@ -332,8 +356,8 @@ def _result(state: State, arm: ArmState, metric: str, noise: Noise, *, confirmed
     return {
         "metric": metric,
         "unit": unit_of(metric),
-        "value": value,
-        "interval": [math.exp(mean - half), math.exp(mean + half)],
+        "value": value_of(results),
+        "interval": interval_of(state, results, noise),
         "launches": len(results),
         "fresh_confirmation": bool(confirmed and arm.confirmed),
         "levels": levels,

@@ -83,7 +83,7 @@ def _slower_or_faster(state: State) -> dict[str, Any] | None:
     if abs(miss) <= limit:
         return None
     stale = _stale(state)
-    before = math.exp(math.fsum(math.log(max(item.value, 1e-3)) for item in others) / len(others))
+    before = closing.value_of(others)
     why = (
         f"the baseline, measured again, gives {last.value:.4g} where its {len(others)} launch{'es' if len(others) > 1 else ''} before gave {before:.4g} "
         f"(×{math.exp(miss):.3f}; launches of one setting stay within ×{math.exp(-limit):.3f} to ×{math.exp(limit):.3f} here): the box itself is not what "

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from optimizer.core import boxes
+from optimizer.core import boxes, goodput
 from optimizer.errors import JournalCorrupt, JournalTooNew
 from optimizer.model.answers import AnswerPass
 from optimizer.model.base import Value
@@ -44,7 +44,8 @@ OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """The valid measurement of one launch. ``ln`` is ln(metric), negated for metrics where less is better."""
+    """The valid measurement of one launch. ``ln`` is ln(metric), negated for metrics where less is better; of goodput it is what
+    launches are compared by (``core.goodput``)."""
 
     launch: str
     entry: int
@@ -379,11 +380,14 @@ def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry
     metric = primary.metric if primary else "output_tokens_per_s"
     direction = primary.direction if primary else "at_least"
     value = metric_value(measurement.points[0], metric) if measurement.points else None
+    if value == 0 and metric in ("requests_per_s", goodput.METRIC) and not measurement.points[0].requests_ok:
+        value = None  # none ended: how many would have been good is not known
     if measurement.invalid or value is None:
         why = "; ".join(f"{item.code}: {item.detail}" for item in measurement.invalid) or _why_no(metric, measurement)
         arm = replace(arm, invalid=(*arm.invalid, (step.launch, why)))
     else:
-        result = LaunchResult(step.launch, entry.seq, value, log_value(value, direction), measurement.points, step.purpose)
+        by = goodput.compared(measurement.points[0], value) if metric == goodput.METRIC else value
+        result = LaunchResult(step.launch, entry.seq, value, log_value(by, direction), measurement.points, step.purpose)
         if step.purpose == "confirm":
             arm = replace(arm, confirmed=result)
         known = [known for known in arm.results if known.launch != step.launch]  # a repeated run replaces its launch's first

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from optimizer.core import answers, closing, economy, ledger
+from optimizer.core import answers, closing, economy, goodput, ledger
 from optimizer.core.hopeless import hopeless
 from optimizer.core.judge import judge
 from optimizer.core.plan import Plan
@@ -151,6 +151,9 @@ def _judged(state: State, plan: Plan, test: Test) -> Judgement:
     if state.reach != "none":  # nothing can reach the target any more: one launch per idea, no further looks
         left = 0
     judgement = judge(candidate.arm(), baseline.arm(), closing.pooled(state), test.ratio, closing.policy(state), left)
+    if state.spec.target.primary is not None and state.spec.target.primary.metric == goodput.METRIC:
+        by = goodput.said(candidate.results[-1].points[0], baseline.results[-1].points[0])
+        judgement = judgement.model_copy(update={"reason": judgement.reason + by})
     broken = _broken_guard(state, candidate, baseline)
     if broken and judgement.verdict in ("supported", "partial"):
         return judgement.model_copy(update={"verdict": "harmful", "final": True, "next_arm": None, "reason": broken})
@@ -240,7 +243,8 @@ def _target_excluded(state: State, judgement: Judgement) -> float | None:
     primary = state.spec.target.primary
     if primary is None or primary.direction != "at_least":
         return None
-    wanted = primary.value / max(result.value for result in state.base_arm.results)
+    by = [result.value if primary.metric != goodput.METRIC else math.exp(result.ln) for result in state.base_arm.results]
+    wanted = primary.value / max(*by, 1e-3)
     return wanted if judgement.high < wanted else None
 
 
@@ -298,8 +302,8 @@ def target_within_interval(state: State, arm: ArmState) -> bool:
     if primary is None or not arm.results:
         return False
     policy, spread = closing.policy(state), closing.pooled(state)
-    half = half_width(1 - policy.error, spread.degrees_of_freedom, spread.sd / math.sqrt(len(arm.results)))
-    low = math.fsum(result.ln for result in arm.results) / len(arm.results) - half
+    half = half_width(1 - policy.error, spread.degrees_of_freedom, closing.spread_of(arm.results, spread) / math.sqrt(len(arm.results)))
+    low = math.fsum(log_value(result.value, primary.direction) for result in arm.results) / len(arm.results) - half
     return low < log_value(primary.value, primary.direction)
 
 
@@ -308,7 +312,7 @@ def _mean_meets(state: State, arm: ArmState) -> bool:
     primary = state.spec.target.primary
     if primary is None:
         return False
-    mean = math.fsum(result.ln for result in arm.results) / len(arm.results)
+    mean = math.fsum(log_value(result.value, primary.direction) for result in arm.results) / len(arm.results)
     return primary.holds(math.exp(mean if primary.direction == "at_least" else -mean))
 
 

@@ -14,7 +14,6 @@ from optimizer.core.state import ArmState, State
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.target import unit_of
 from optimizer.report.prose import changes_text, sentence
-from optimizer.stats.interval import half_width
 
 # Who can win back what a bucket of the waterfall holds, where no setting does.
 TAKERS = {
@@ -87,9 +86,7 @@ def trials(state: State) -> list[dict[str, Any]]:
             "value": None, "interval": None, "levels": _levels(arm),
         }  # fmt: skip
         if values:
-            mean = math.fsum(math.log(max(value, 1e-3)) for value in values) / len(values)
-            half = half_width(1 - closing.policy(state).error, noise.degrees_of_freedom, noise.sd / math.sqrt(len(values)))
-            row |= {"value": math.exp(mean), "interval": [math.exp(mean - half), math.exp(mean + half)]}
+            row |= {"value": closing.value_of(arm.results), "interval": closing.interval_of(state, arm.results, noise)}
         if values or arm.invalid or arm.crashed:
             rows.append(row)
     return rows

@@ -82,10 +82,26 @@ def _intent(body: Mapping[str, Any]) -> str:
         case "stop":
             return f"Stopping {'the original server' if step['launch'] == 'original' else 'launch ' + step['launch']}."
         case "propose":
-            return f"Asking the sampler for a point of {step['space']} after {len(step['history'])} trials."
+            return _asked_sampler(step)
         case "restore":
             return "Bringing the original server back."
     return str(step["kind"])
+
+
+def _asked_sampler(step: Mapping[str, Any]) -> str:
+    studies = sorted({trial["note"] for trial in step["history"] if trial.get("note", "").startswith("study ")})
+    earlier = sum(1 for trial in step["history"] if trial.get("note", "").startswith("study "))
+    said = f", {earlier} of them from {', '.join(studies)}" if studies else ""
+    first = f" What did best in earlier studies comes first: {'; '.join(changes_text(point) for point in step['try_first'])}." if step.get("try_first") else ""
+    return f"Asking the sampler for a point of {step['space']} after {len(step['history'])} trials{said}.{first}"
+
+
+def _proposed(body: Mapping[str, Any]) -> str:
+    said = f"Proposed {changes_text(body['params'])}." if body["params"] else "Nothing is left to propose."
+    reasons = sorted({item["why"] for item in body.get("left_out", []) if item.get("note")})
+    said += f" Launches of earlier studies that this space has no place for: {'; '.join(reasons)}." if reasons else ""
+    matters = ", ".join(f"{name} ({share:.1%} of the variance)" for name, share in body.get("unimportant", {}).items())
+    return said + (f" Left as it is, since it hardly matters: {matters}." if matters else "")
 
 
 def _outcome(body: Mapping[str, Any]) -> str:
@@ -121,7 +137,7 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
         case "check":
             return f"Test {body['test'].replace('_', ' ')}: {body['text']}"
         case "propose":
-            return f"Proposed {changes_text(body['params'])}."
+            return _proposed(body)
         case "calibrate":
             return f"The load generator sustains {number(body.get('tokens_per_s'))} tok/s here."
         case "stop":
@@ -136,6 +152,9 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
 def _point(point: Mapping[str, Any]) -> str:
     metrics = point["metrics"]
     parts = [f"{number(metrics.get('output_tokens_per_s'))} tok/s at c={point['concurrency']}"]
+    if "goodput_per_s" in metrics:
+        share = f" ({metrics['good_share']:.0%} of the requests)" if "good_share" in metrics else ""
+        parts.append(f"goodput {number(metrics['goodput_per_s'])} req/s{share}")
     parts += [f"{name} {number(metrics[key])} ms" for name, key in (("TTFT p50", "ttft_p50_ms"), ("TPOT p50", "tpot_p50_ms")) if key in metrics]
     return ", ".join(parts)
 

@@ -222,6 +222,8 @@ def test_goodput_counts_requests_that_kept_every_limit(null_server: Any, load: A
     _, missed = measured(load, url, slo="ttft<500ms,tpot<1ms")
     assert kept.metrics["goodput_per_s"] == pytest.approx(kept.metrics["requests_per_s"]) and kept.metrics["good_share"] == 1
     assert missed.metrics["goodput_per_s"] == 0
+    # How far from it: at most 1 where it is kept, and by the limit that is missed most where it is not.
+    assert 0 < kept.metrics["slo_ratio_p50"] <= 1 and missed.metrics["slo_ratio_p50"] == pytest.approx(missed.metrics["tpot_p50_ms"], rel=0.1)
 
 
 def test_a_percentile_that_was_asked_for_is_stated_when_requests_carry_it(null_server: Any, load: Any) -> None:
