@@ -291,12 +291,12 @@ def _propose(state: State, plan: Plan, test: Test) -> Step:
         space=test.space or "",
         params=test.space_params,
         fixed=sampling.held(state, plan, test),
-        history=sampling.history(state, test),
+        history=sampling.history(state, plan, test),
         seed=derived_seed(state.spec.study, "propose", state.launch_count),
         pending=sampling.pending_points(state, test),
         sampler=state.spec.sampler if sampling.screens(state) else "tpe",
         grids=dict(test.grids),
-        try_first=sampling.try_first(state, test),
+        try_first=sampling.try_first(state, plan, test),
         rejected=sampling.rejected_points(test),
     )
 

@@ -12,6 +12,7 @@ from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate, operands
 from optimizer.core.prior import Match, compared, is_like_here
 from optimizer.core.refuse import Ground, refuse
+from optimizer.core.resolve import in_range
 from optimizer.core.state import ArmState, State, Test, metric_value
 from optimizer.model.base import Value
 from optimizer.model.canonical import canonical_json
@@ -76,7 +77,7 @@ def held(state: State, plan: Plan, test: Test) -> dict[str, Value]:
 # ---- what the sampler may know --------------------------------------------------------------------------------------
 
 
-def history(state: State, test: Test) -> tuple[Trial, ...]:
+def history(state: State, plan: Plan, test: Test) -> tuple[Trial, ...]:
     """Every launch of this study, of its other boxes and of earlier studies, as values of the space's parameters; and what a rule of
     the engine or the memory model refused, as what cannot run."""
     rows = []
@@ -91,13 +92,13 @@ def history(state: State, test: Test) -> tuple[Trial, ...]:
         rows.append(Trial(params=params, value=carried, infeasible=carried is None, violations=_violations(state, arm)))
     if not screens(state):
         return tuple(rows)
-    first = {canonical_json(point) for point in try_first(state, test)}
+    first = {canonical_json(point) for point in try_first(state, plan, test)}
     rows += [trial for trial in _earlier(state, test) if canonical_json(trial.params) not in first]
     rows += [Trial(params=dict(one["params"]), value=None, infeasible=True, note="refused before a launch") for one in test.rejected if one["infeasible"]]
     return tuple(rows)
 
 
-def try_first(state: State, test: Test) -> tuple[dict[str, Value], ...]:
+def try_first(state: State, plan: Plan, test: Test) -> tuple[dict[str, Value], ...]:
     """Points with which an earlier study of this class of box was faster than what runs now, best first, unless they were tried here."""
     if not screens(state) or not state.base_arm.results:
         return ()
@@ -107,7 +108,14 @@ def try_first(state: State, test: Test) -> tuple[dict[str, Value], ...]:
         point = _point_of(state, arm)
         here.add(canonical_json({name: point[name] for name in test.space_params if point.get(name) is not None}))
     rejected = {canonical_json(dict(one["params"])) for one in test.rejected}
-    better = [trial for trial in _earlier(state, test) if trial.value is not None and trial.value > now + WORTH_A_LAUNCH and trial.params]
+    space = plan.space(test.space or "")
+    declared = {param.name: param for param in space.params} if space is not None else {}
+    better = [
+        trial for trial in _earlier(state, test)
+        if trial.value is not None and trial.value > now + WORTH_A_LAUNCH and trial.params
+        # Others stay in the history, where the sampler's answer names what today's space has no place for.
+        and all(name in declared and in_range(declared[name], value) for name, value in trial.params.items())
+    ]  # fmt: skip
     better.sort(key=lambda trial: (-(trial.value or 0.0), canonical_json(trial.params)))
     found: dict[str, dict[str, Value]] = {canonical_json(trial.params): dict(trial.params) for trial in better}
     return tuple(point for key, point in found.items() if key not in here and key not in rejected)[:MOST_TRY_FIRST]

@@ -31,7 +31,7 @@ from optimizer.journal import Holder, Journal, Place
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.load import find_knowledge, read_files
 from optimizer.model.entry import Entry, EntryKind
-from optimizer.model.study import Budget, Finish, LaunchSpec, StudySpec
+from optimizer.model.study import Budget, Finish, LaunchSpec, Sampler, StudySpec
 from optimizer.model.target import Target, parse_target
 from optimizer.model.workload import Workload
 from optimizer.report.prose import sentence
@@ -45,7 +45,7 @@ from optimizer.transport.base import Transport
 from optimizer.transport.local import LocalTransport
 from optimizer.wiring import learning
 from optimizer.wiring.leasing import held
-from optimizer.wiring.priors import find_prior
+from optimizer.wiring.priors import find_known
 from optimizer.wiring.roots import Roots as Roots
 from optimizer.wiring.roots import journal_of as journal_of
 
@@ -86,6 +86,7 @@ class Options:
     study: str | None = None
     seed: int | None = None
     prior: tuple[str, ...] = ()
+    sampler: Sampler = "gp"
 
 
 def library(roots: Roots) -> Library:
@@ -161,6 +162,7 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_r
     workload = hosts.fitted(workload, target)
     if options.confirm_window_s is not None:
         workload = workload.model_copy(update={"confirm_window_s": options.confirm_window_s})
+    known = find_known((*options.prior, *description.prior), prior_roots or roots, own=study)
     spec = StudySpec(
         study=study,
         host=hosts.resolved_host(host, description, options.inside),
@@ -178,7 +180,9 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_r
         consent=options.yes or host.kind == "sim",
         guard_minutes=options.guard_minutes,
         time_scale=scale,
-        prior_art=find_prior((*options.prior, *description.prior), prior_roots or roots, own=study),
+        prior_art=known.prior_art,
+        earlier=known.earlier,
+        sampler=options.sampler,
         seed=options.seed if options.seed is not None else int(study, 16) % 100_000 if _is_hex(study) else 0,
     )
     return Prepared(spec=spec, folder=folder)
