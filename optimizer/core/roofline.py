@@ -108,7 +108,7 @@ def level_ceilings(inputs: Iterable[Inputs]) -> tuple[LevelCeiling, ...]:
 def _level(item: Inputs) -> LevelCeiling:
     found, measured = item.waterfall, item.point.metrics.get("output_tokens_per_s")
     if not isinstance(found, Waterfall):
-        return LevelCeiling(concurrency=item.point.concurrency, measured_tokens_per_s=measured, unknown=found.reason)
+        return LevelCeiling(concurrency=item.point.concurrency, measured_tokens_per_s=measured, unknown=found.reason, contradicts=found.contradiction)
     return LevelCeiling(
         concurrency=found.concurrency,
         measured_tokens_per_s=found.measured_tokens_per_s,
@@ -123,7 +123,15 @@ def _level(item: Inputs) -> LevelCeiling:
             if part.bucket != "ceiling"
         ),
         notes=(*found.notes, *found.ceiling.assumptions),
+        contradicts=_beyond(item.shape, found),
     )
+
+
+def _beyond(shape: ModelShape | NoCeiling, found: Waterfall) -> bool:
+    """Whether the speed beats a roofline that is exact: without config.json, or where experts may be chosen alike, the
+    bytes that a step reads are only an upper estimate, and what beats it by little may be right."""
+    exact = isinstance(shape, ModelShape) and shape.layers > 0 and not shape.experts
+    return exact and found.measured_tokens_per_s > found.ceiling.tokens_per_s
 
 
 def drafts(inputs: Iterable[Inputs]) -> Drafts | None:

@@ -71,6 +71,7 @@ class NoCeiling(Frozen):
     """No bound can be stated, and why. Never a number in disguise."""
 
     reason: str
+    contradiction: bool = False  # what was measured is more than the hardware can give
 
 
 class Situation(Frozen):

@@ -103,6 +103,7 @@ class LevelCeiling(Frozen):
     lost: tuple[Loss, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: str = ""
+    contradicts: bool = False  # measured faster than the GPU can be with this model
 
 
 class DraftLevel(Frozen):

@@ -28,8 +28,19 @@ from optimizer.model.ceiling import ModelShape, NoCeiling
 from optimizer.model.diagnosis import Candidate, DeadInUse, Diagnosis, EvidenceLine, Predicted, Reason
 from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.flags import FlagTable
-from optimizer.model.measurement import ADVICE, Invalidity, ValidityCode
+from optimizer.model.measurement import Invalidity
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
+from optimizer.runner.next_step import (
+    SUSPECT_DB,
+    beyond_the_roofline,
+    clean_first,
+    failed_start,
+    held_back,
+    launch_cost,
+    measure_again,
+    next_observation,
+    observed,
+)
 from optimizer.runner.phrases import action_sentence, not_in_build
 from optimizer.runner.sheet import differences, missing_facts, seen_facts, vetted
 
@@ -38,8 +49,6 @@ LEAD_DB = 3.0
 DIAGNOSED_DB = 3.0
 # End to end within the noise between runs.
 NOTHING_TO_GAIN = (0.98, 1.02)
-# Below this nothing is suspected at all: odds of 1:2 against the best idea.
-SUSPECT_DB = -3.0
 
 
 def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -> Diagnosis:
@@ -61,19 +70,27 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
         for item in named
     )
     contaminated = contamination(bundle, library)
+    ceilings = level_ceilings(inputs)
+    beyond = beyond_the_roofline(ceilings)
     verdict_reason = _reason(named, library, look)
     if contaminated and verdict_reason in ("healthy", "load_limited"):
         verdict_reason = "evidence_missing"  # that nothing deviates says nothing where the numbers must not be believed
     refused = _refused(bundle, impossible)
     if refused and verdict_reason in ("healthy", "load_limited"):
         verdict_reason = "evidence_missing"  # what was refused might have been what deviates
+    if beyond and verdict_reason in ("healthy", "load_limited"):
+        verdict_reason = "evidence_missing"  # faster than the GPU can be: what was measured, or where, is not what is stated
     step = candidates[0].next_step if verdict_reason is None and candidates else None
     if contaminated and verdict_reason is not None:
-        step = _measure_again(contaminated[0])
+        step = measure_again(contaminated[0])
+    elif contaminated and step is not None:
+        step = clean_first(contaminated[0], evidence, candidates[0].id, step)
     elif refused and verdict_reason == "evidence_missing":
         step = f"Correct what cannot be as stated ({', '.join(refused[:4])}), and look again. Cost: none."
+    elif beyond and verdict_reason == "evidence_missing" and not failed_start(evidence):
+        step = beyond
     elif verdict_reason is not None:
-        step = _next_observation(verdict_reason, named, library, look)
+        step = next_observation(verdict_reason, named, library, look)
     shown = evidence.merged(Evidence(facts=impossible)) if impossible else evidence
     return Diagnosis(
         verdict="diagnosed" if verdict_reason is None else "cannot-tell",
@@ -85,7 +102,7 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
         hypotheses=candidates,
         dead_settings=_dead_in_use(bundle, library, look),
         notes=(*_versions(bundle), *_notes(evidence), *notes),
-        ceilings=level_ceilings(inputs),
+        ceilings=ceilings,
         drafts=drafts(inputs),
         contaminated=contaminated,
     )
@@ -180,37 +197,17 @@ def _reason(scored: Sequence[Scored], library: Library, look: Look) -> Reason | 
         if rival is None or best.score_db - rival.score_db >= LEAD_DB:
             return None
         return "ambiguous"
-    if _failed_start(look.facts):
+    if failed_start(look.facts):
         return "evidence_missing"
     if best is not None and best.score_db > SUSPECT_DB and best.supporting:
         second = scored[1] if len(scored) > 1 else None
         close = second is not None and best.score_db - second.score_db < LEAD_DB and bool(second.supporting)
         return "ambiguous" if close else "evidence_missing"
-    if not _was_observed(look.facts) or look.facts.value("scheduler.stalled") is True:
+    if not all(observed(look.facts).values()) or look.facts.value("scheduler.stalled") is True:
         return "evidence_missing"
-    if _held_back(look.facts) is not None:
+    if held_back(look.facts) is not None:
         return "evidence_missing"
     return "load_limited" if _load_is_the_limit(look.facts) else "healthy"
-
-
-def _failed_start(facts: Evidence) -> bool:
-    return facts.value("startup.outcome", "ok") not in ("ok", None)
-
-
-def _was_observed(facts: Evidence) -> bool:
-    """Whether enough of a running server was seen to call it healthy: its speed, its steps and its settings."""
-    speed = any(facts.get(name) for name in ("client.output_tps", "client.requests_per_s", "decode.throughput_tps"))
-    steps = any(facts.get(name) for name in ("decode.batch_p50", "decode.batch_p90", "decode.step_ms_p50"))
-    settings = any(facts.get(name) for name in ("scheduler.max_running", "graphs.mode", "kv.pool_tokens"))
-    return speed and steps and settings
-
-
-def _held_back(facts: Evidence) -> float | None:
-    """How many requests wait, where as many wait as run: whatever the cause, a server that lets them wait is not healthy."""
-    waiting = facts.number("queue.depth_p95")
-    waiting = facts.number("queue.depth_p50") if waiting is None else waiting
-    running = facts.number("decode.batch_p90") or facts.number("decode.batch_p50")
-    return waiting if waiting is not None and waiting >= max(running or 0.0, 1.0) else None
 
 
 def _load_is_the_limit(facts: Evidence) -> bool:
@@ -287,19 +284,7 @@ def _next_step(book: Playbook, look: Look, bundle: Bundle, library: Library, fla
     sentence = action_sentence(action, look, spaces, flags, int(level) if level else None)
     if isinstance(action, HandOver):
         return f"{sentence} Cost: no launch of ours; it is for a person to do."
-    return f"{sentence} Cost: {_launch_cost(look.facts)}."
-
-
-def _launch_cost(facts: Evidence) -> str:
-    """One relaunch, in minutes where this launch's own start and benchmark were timed."""
-    start = next((fact.value for fact in facts.all("startup.phase_s") if fact.labels.get("stage") == "total"), None)
-    windows = [fact.value for fact in facts.all("client.duration_s") if "concurrency" in fact.labels]
-    measured = sum(value for value in windows if isinstance(value, int | float) and not isinstance(value, bool))
-    if isinstance(start, bool) or not isinstance(start, int | float):
-        return "one relaunch"
-    return (
-        f"one relaunch, about {max(round((start + measured) / 60 + 0.49), 1)} min (this one started in {start:.0f} s)"
-    )
+    return f"{sentence} Cost: {launch_cost(look.facts)}."
 
 
 def _flags(bundle: Bundle) -> FlagTable:
@@ -320,66 +305,6 @@ def applicable(actions: Iterable[Action], engine: str, look: Look) -> Action | N
     changes = [action for action in fitting if isinstance(action, SetAction | SpaceAction)]
     handed = [action for action in fitting if isinstance(action, HandOver)]
     return next(iter((*changes, *handed)), None)
-
-
-def _next_observation(reason: Reason, scored: Sequence[Scored], library: Library, look: Look) -> str:
-    """The cheapest observation that would tell the best ideas apart."""
-    if reason == "healthy":
-        return "Nothing deviates at this load. Measure at the concurrency that matters, or name a target, to learn more. Cost: a benchmark, no relaunch."
-    if reason == "load_limited":
-        return "The server serves all that is offered. Raise the offered load until requests wait, and look again. Cost: a benchmark, no relaunch."
-    if _failed_start(look.facts):
-        return _after_a_failed_start(look.facts)
-    waiting = _held_back(look.facts)
-    if waiting is not None and not any(item.supporting and item.score_db > SUSPECT_DB for item in scored):
-        return _what_holds_them_back(waiting, look.facts)
-    costs = {test.name: test.cost or "run" for test in library.vocabulary.tests}
-    order = {"none": 0, "run": 1, "relaunch": 2, "host": 3}
-    ranked = [item for item in scored if item.supporting][:3] or list(scored[:1])
-    choices = [
-        (order.get(costs.get(name, "run"), 1), position, name, item.id)
-        for position, item in enumerate(ranked)
-        for name in library.by_id[item.id].tests
-    ]
-    if not choices:
-        return "Collect the server's log, its metrics and a benchmark, and look again."
-    _, _, name, cause = min(choices)
-    book = library.by_id[cause]
-    cost = {"none": "no load needed", "run": "no relaunch", "relaunch": "one relaunch", "host": "a change of the host"}
-    return f"{book.discriminating_test} ({name}, {cost.get(costs.get(name, 'run'), 'no relaunch')}; it decides {cause})"
-
-
-def _what_holds_them_back(waiting: float, facts: Evidence) -> str:
-    said = f"{waiting:.0f} requests wait, and nothing that was read says what holds them back."
-    limit = facts.number("scheduler.max_running")
-    if limit is None:
-        return f"{said} Find the limit of running requests (scheduler.max_running: the server's arguments), and look again. Cost: none."
-    running = facts.number("decode.batch_p90")
-    if running is not None and running < limit:
-        return (
-            f"{said} Only {running:.0f} of at most {limit:.0f} run: look at the token budget of a step, the limits of partial "
-            "prefills and the context that requests reserve. Cost: none."
-        )
-    return (
-        f"{said} Double the limit of running requests ({limit:.0f}) and run once at the same load: more of them run, or "
-        "the KV pool, the token budget of a step or the client holds them. Cost: one relaunch."
-    )
-
-
-def _measure_again(doubt: Invalidity) -> str:
-    if doubt.code == ValidityCode.TWO_SERVERS:
-        return "Separate the servers, each with a log and a port of its own, measure again, and look at that. Cost: a benchmark."
-    return f"{ADVICE[doubt.code]} Then measure again, and look at that. Cost: a benchmark."
-
-
-def _after_a_failed_start(facts: Evidence) -> str:
-    outcome, message = facts.value("startup.outcome"), facts.value("startup.message")
-    said = f": {message.strip()[:200].rstrip(chr(46))}" if isinstance(message, str) and message.strip() else ""
-    if outcome == "timeout":
-        return f"The server was stopped before it was ready ({outcome}){said}. Allow it more time, and look again. Cost: one start."
-    return (
-        f"The server never became ready ({outcome}){said}. Correct that, start again, and look again. Cost: one start."
-    )
 
 
 def _dead_in_use(bundle: Bundle, library: Library, look: Look) -> tuple[DeadInUse, ...]:

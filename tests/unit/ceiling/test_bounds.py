@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from optimizer.ceiling.shape import shape_from_config
 from optimizer.ceiling.situation import situation_of
 from optimizer.ceiling.speculation import RoundCost, Speculation, acceptance_of, fitted_cost
 from optimizer.ceiling.waterfall import bucket_share, observed_efficiency, waterfall
+from optimizer.core.roofline import level_ceilings
 from optimizer.model.ceiling import Ceiling, NoCeiling, Situation, Waterfall
 from optimizer.model.evidence import Evidence, Fact, Missing, evidence
 from optimizer.model.measurement import LoadPoint
@@ -396,6 +398,9 @@ def test_a_measurement_above_the_roofline_is_reported() -> None:
     that rests on the roofline is said."""
     near = waterfall(SHAPES["7b"], H200, Situation(), point(350.0, 2.85, 1))
     assert isinstance(near, Waterfall) and any("beats the roofline" in note for note in near.notes)
+    level = Inputs(situation=Situation(), point=point(350.0, 2.85, 1), shape=SHAPES["7b"], hardware=H200, waterfall=near)
+    mixture = replace(level, shape=SHAPES["7b"].model_copy(update={"experts": 8, "experts_per_token": 2}))
+    assert [item.contradicts for item in level_ceilings([level, mixture])] == [True, False]
     for rate in (400.0, 20_400.0):
         found = waterfall(SHAPES["7b"], H200, Situation(), point(rate, 1e3 / rate, 1))
         assert isinstance(found, NoCeiling) and found.reason.startswith("contradiction") and "343" in found.reason

@@ -45,10 +45,14 @@ def smaller_gpu(name, text):
 @pytest.mark.parametrize("change", [a_hundredfold, smaller_gpu])
 def test_a_contradiction_is_said_and_nothing_rests_on_it(change, tmp_path, library):
     found = diagnose(copied("tp1-7b-graph32-b", tmp_path, change), library)
-    assert found.ceilings and all(level.unknown.startswith("contradiction") for level in found.ceilings)
+    assert found.ceilings and all(level.unknown.startswith("contradiction") and level.contradicts for level in found.ceilings)
+    # Recorded, this launch is healthy; faster than its GPU can be, it is no statement of any GPU.
+    assert (found.verdict, found.reason) == ("cannot-tell", "evidence_missing")
+    assert "more than this GPU can give" in (found.next_step or "") and "Cost: none" in (found.next_step or "")
     assert not any(fact.fact.startswith(("roofline.", "waterfall.")) for fact in found.facts)
     assert not any(item.predicts.computed for item in found.hypotheses)
     text = diagnosis_text(found)
+    assert "healthy" not in text.split("\n\n")[0]
     assert text.count("contradiction") == 1 and "2 more level(s) alike" in text and "Where the time goes" not in text
 
 

@@ -21,6 +21,7 @@ from optimizer.report.diagnosis_view import diagnosis_text
 from optimizer.runner.diagnose import diagnose
 
 ROOT = Path(__file__).parents[3]
+RECORDED = ROOT / "tests" / "recordings"
 # A server that serves all it is sent: observed enough to be called healthy, and nothing deviates.
 QUIET = {
     "client.output_tps": 2000.0,
@@ -94,6 +95,45 @@ def test_a_bundle_of_failed_requests_is_not_healthy(library: Library) -> None:
     assert "must not be believed" in text and "all 64 requests of the benchmark failed" in text and "healthy" not in text
     doubted = case(library, client__requests=64, client__failed_requests=64)
     assert doubted.reason == "evidence_missing" and "measure again" in (doubted.next_step or "")
+
+
+@pytest.mark.parametrize(
+    ("doubt", "first", "cost"),
+    [
+        ({"client__requests": 100, "client__failed_requests": 30}, "read the server log", "a benchmark, no relaunch"),
+        ({"server__in_flight_p90": 400}, "keep it to this study", "a benchmark, no relaunch"),
+        ({"validity__servers_in_log": 2}, "Separate the servers", "one start, with nothing changed"),
+        ({"validity__kv_pool_ratio": 0.3}, "free it and start again", "one start, with nothing changed"),
+    ],
+)
+def test_a_cause_named_on_doubted_numbers_is_measured_again_before_anything_is_changed(
+    library: Library, doubt: dict[str, Value], first: str, cost: str
+) -> None:
+    capped: dict[str, Value] = {"queue__depth_p95": 12_600, "scheduler__max_running": 32}
+    clean = case(library, **capped)
+    assert clean.verdict == "diagnosed" and clean.next_step == clean.hypotheses[0].next_step and "Before any change" not in (clean.next_step or "")
+    found = case(library, **capped, **doubt)
+    step = found.next_step or ""
+    assert found.contaminated and found.verdict == "diagnosed" and found.hypotheses[0].id == clean.hypotheses[0].id
+    assert step.startswith("Before any change: ") and first in step and step.index(cost) < step.index("Only if admission-cap-too-low")
+    assert step.endswith(found.hypotheses[0].next_step or "?") and "Before any change" in diagnosis_text(found)
+
+
+def test_requests_that_fail_because_the_server_hangs_are_the_symptom_and_are_not_measured_again(library: Library) -> None:
+    stuck = case(
+        library, client__requests=4, client__failed_requests=4, client__output_tps=None, decode__batch_p50=None, decode__batch_p90=None,
+        scheduler__stalled=True, queue__depth_p95=1, gpu__sm_util_p50=0, request__tokens=9000, kv__pool_tokens=8000,
+    )  # fmt: skip
+    assert [item.code for item in stuck.contaminated] == ["errors"]
+    if stuck.verdict == "diagnosed":
+        assert stuck.next_step == stuck.hypotheses[0].next_step
+
+
+def test_where_nothing_points_anywhere_what_was_not_seen_is_asked_for(library: Library) -> None:
+    """Not a test of some network between hosts that nothing speaks of."""
+    found = diagnose(bundle_from_files({"server.log": (RECORDED / "vllm-0.32-cpu/vllm_cpu_0.32_cold_start_compile.log").read_bytes()}), library)
+    step = found.next_step or ""
+    assert found.reason == "evidence_missing" and "bench.json" in step and "NCCL" not in step and "hosts" not in step
 
 
 # --- two servers ----------------------------------------------------------------------------------------------------
