@@ -126,7 +126,7 @@ def _baseline(state: State, plan: Plan) -> PartDecision | None:
         return Waiting(f"{state.box} waits: the budget has no launch for a baseline here beside a candidate and its confirmation")
     if closing.over_budget(state, reserve=0) and not state.original_running:
         return _close("not_met", "The budget was spent before the baseline could be measured.")
-    if state.original_running and not state.adopted and sum(1 for launch, _ in arm.invalid if launch == ORIGINAL) < 2:
+    if state.original_running and not state.adopted and sum(1 for launch, _ in arm.invalid if launch == ORIGINAL) < state.runs_of(arm.settings, ORIGINAL):
         return _measure(state, ORIGINAL, "baseline")
     return _bring_up(state, state.baseline, "baseline")
 
@@ -327,9 +327,9 @@ def _bring_up(state: State, settings: Settings, purpose: Purpose) -> Decision:
 
 
 def _invalid_on(state: State, launch: str) -> bool:
-    """The first run on this launch was invalid: it may be repeated once on the same launch."""
+    """No run on this launch was usable yet, and another one may still be."""
     assert state.server is not None
-    return _invalid_runs(state, launch, state.server.settings) == 1
+    return 0 < _invalid_runs(state, launch, state.server.settings) < state.runs_of(state.server.settings, launch)
 
 
 def _invalid_runs(state: State, launch: str, settings: Settings) -> int:
@@ -344,7 +344,7 @@ def _measure(state: State, launch: str, purpose: Purpose) -> Measure:
     load = state.spec.workload
     window = load.confirm_window_s if purpose == "confirm" else load.window_s
     settings = Settings() if launch == ORIGINAL or state.server is None else state.server.settings
-    # A run that was not usable is repeated for twice as long: a window costs far less than a launch.
+    # A run that was not usable is repeated for twice as long, and the one after it for three times: a window costs far less than a launch.
     patience = 1 + _invalid_runs(state, launch, settings)
     target = Level(
         concurrency=load.concurrency, warmup_min_s=load.warmup_min_s, warmup_max_s=load.warmup_max_s * patience, window_s=window * patience

@@ -17,7 +17,7 @@ from optimizer.model.base import Value
 from optimizer.model.entry import Entry
 from optimizer.model.evidence import Evidence
 from optimizer.model.flags import FlagTable
-from optimizer.model.measurement import LoadPoint, Measurement
+from optimizer.model.measurement import LoadPoint, Measurement, ValidityCode
 from optimizer.model.outcome import INFEASIBLE, Done, Failed, Outcome, Unknown
 from optimizer.model.settings import Settings
 from optimizer.model.step import (
@@ -216,7 +216,18 @@ class State:
         runs: dict[str, int] = {}
         for launch, _ in arm.invalid:
             runs[launch] = runs.get(launch, 0) + 1
-        return sum(1 for launch, count in runs.items() if count >= 2 and all(result.launch != launch for result in arm.results))
+        return sum(1 for launch, count in runs.items() if count >= self.runs_of(settings, launch) and all(result.launch != launch for result in arm.results))
+
+    def runs_of(self, settings: Settings, launch: str) -> int:
+        """How often this launch may be measured until a run is usable: twice; three times where nothing was wrong but a rate that did not
+        settle, which more patience may cure and another launch would not. Once a setting: a box that never settles ends the study."""
+        if self.spec is None or self.spec.policy_version < 3:
+            return 2
+        runs: dict[str, list[str]] = {}
+        for known, why in self.arm(settings).invalid:
+            runs.setdefault(known, []).append(why)
+        patient = next((known for known, whys in runs.items() if len(whys) >= 2 and all(map(_unsteady, whys[:2]))), None)
+        return 3 if launch == patient else 2
 
     @property
     def base_arm(self) -> ArmState:
@@ -247,6 +258,10 @@ def metric_value(point: LoadPoint, metric: str) -> float | None:
         total = point.requests_ok + point.requests_failed
         return point.requests_failed / total if total else None
     return point.metrics.get(metric)
+
+
+def _unsteady(why: str) -> bool:
+    return all(item.startswith(f"{ValidityCode.NEVER_STEADY}: ") for item in why.split("; "))
 
 
 def log_value(value: float, direction: str) -> float:
