@@ -1,15 +1,16 @@
 """What the terminal shows while a study runs: phase, the idea under test, how the beliefs move, how far the running step is by its
-own past, what of the budget is left, and every journal line above it. A live panel on a terminal, plain lines elsewhere. Reads the
-folded state; decides nothing."""
+own past, how long the whole study may take, what of the budget is left, the last decisions, and every journal line above it. A live panel on
+a terminal, drawn in whole frames; plain lines elsewhere. Reads the folded state; decides nothing."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Self, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -26,9 +27,17 @@ from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.study import StudySpec
 from optimizer.redact import printable
 from optimizer.report.prose import changes_text, result_text, sentence
+from optimizer.report.remaining import remaining_text
+from optimizer.report.whole_frames import WholeFrames
 
 QUIET = {EntryKind.LEASE_TAKEN}
-BELIEFS = 5
+DECISIONS = {
+    EntryKind.CHOSEN, EntryKind.JUDGED, EntryKind.PROMOTED, EntryKind.PRUNED, EntryKind.DEFERRED, EntryKind.ROLLED_BACK, EntryKind.DRIFTED, EntryKind.GUARD_FIRED,
+}  # fmt: skip
+BELIEFS, DECIDED = 5, 3
+SMALL_SCREEN = 34  # rows; on fewer the panel shows less, so that the story above it is seen
+LINE_CHARACTERS = 400  # of an entry on a terminal; the journal has it whole
+KIND_COLUMN = 15
 MOVED = 0.02  # probability
 STEPS = {
     "observe": "reading the box", "secure": "securing the box", "calibrate": "calibrating the load generator", "launch": "launching", "await_ready": "starting up",
@@ -40,15 +49,18 @@ class Progress:
     """A context manager; ``watch`` takes every entry, ``note`` the small news of the running step. ``clock``: seconds, monotonic."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console = Console(file=stream, highlight=False, soft_wrap=True)
+        whole = cast(TextIO, WholeFrames(stream)) if stream.isatty() else stream
+        self.console = Console(file=whole, highlight=False, soft_wrap=True)
         self._clock = clock
         self._live: Live | None = None
         self._state: State | None = None
         self._note = ""
         self._startup: Startup | None = None
-        self._step: tuple[str, float] | None = None  # kind, since
-        self._took: dict[str, list[float]] = {}  # real seconds of finished steps, by kind
+        self._step: tuple[str, float, float] | None = None  # kind, since, real seconds of the windows that it was asked for
+        self._took: dict[str, list[float]] = {}  # real seconds of finished steps beyond their windows, by kind
         self._before: dict[str, float] = {}  # probabilities of the ranking before the current one
+        self._decided: deque[Entry] = deque(maxlen=DECIDED)
+        self._launched_at = 0.0  # minutes of the study when the launch of now began
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -72,19 +84,35 @@ class Progress:
         self._timed(entry)
         if entry.kind in QUIET:
             return
-        line = f"{entry.seq:>4} {entry.kind.value:<9} {sentence(entry)}"
+        if entry.kind in DECISIONS:
+            self._decided.append(entry)
         self._note, self._startup = "", None
-        self.say(line if self._live is None else line[:400])
+        self._tell(entry)
+
+    def _tell(self, entry: Entry) -> None:
+        head, text = f"{entry.seq:>4} {entry.kind.value:<9} ", printable(sentence(entry))
+        if self._live is None:
+            self.say(head + text)
+            return
+        row = Table.grid()
+        row.add_column(width=KIND_COLUMN, no_wrap=True)
+        row.add_column()
+        row.add_row(Text(head, style="dim"), Text(text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}…"))
+        self._live.console.print(row, soft_wrap=False)
 
     def _timed(self, entry: Entry) -> None:
         now = self._clock()
         if entry.kind == EntryKind.INTENT:
-            self._step = (str(entry.body["step"]["kind"]), now)
+            step = entry.body["step"]
+            scale = self._state.spec.time_scale if self._state is not None and self._state.spec is not None else 1.0
+            self._step = (str(step["kind"]), now, math.fsum(level["window_s"] for level in step.get("levels", ())) / scale)
+            if self._step[0] == "launch" and self._state is not None:
+                self._launched_at = self._state.minutes
         elif entry.kind == EntryKind.OUTCOME and self._step is not None:
-            kind, since = self._step
+            kind, since, windows = self._step
             self._step = None
             if entry.body["outcome"]["status"] == "done":
-                self._took.setdefault(kind, []).append(now - since)
+                self._took.setdefault(kind, []).append(max(0.0, now - since - windows))
 
     def note(self, text: str) -> None:
         self._note = printable(text)
@@ -113,12 +141,17 @@ class Progress:
         state = self._state
         if state is None or state.spec is None:
             return Panel(Text("Connecting …"), title="optimize")
-        spec = state.spec
+        spec, small = state.spec, self.console.height < SMALL_SCREEN
+        gap: list[RenderableType] = [] if small else [Text()]
         parts: list[RenderableType] = [self._now(state)]
         if state.ranked:
-            parts += [Text(), self._beliefs(state)]
+            parts += [*gap, self._beliefs(state, 3 if small else BELIEFS)]
+        if self._decided:
+            parts += gap
+            for entry in list(self._decided)[-1 if small else 0 :]:
+                parts.append(Text(f"{entry.seq:>4} {entry.kind.value:<8} {printable(sentence(entry))}", no_wrap=True, overflow="ellipsis"))
         if self._note:
-            parts += [Text(), Text(self._note, style="dim", no_wrap=True, overflow="ellipsis")]
+            parts += [*gap, Text(self._note, style="dim", no_wrap=True, overflow="ellipsis")]
         return Panel(Group(*parts), title=f"optimize · {spec.study} · {spec.target.text}")
 
     def _now(self, state: State) -> Table:
@@ -132,6 +165,10 @@ class Progress:
         if self._step is not None and not state.boxes:
             table.add_row("step", self._running())
         table.add_row("budget", budget_text(state))
+        scale = state.spec.time_scale if state.spec is not None else 1.0
+        running = (self._clock() - self._step[1]) * scale / 60.0 if self._step is not None else 0.0
+        if left := remaining_text(state, self._launched_at, running):
+            table.add_row("ends in", left)
         return table
 
     def _tested(self, state: State) -> str:
@@ -144,10 +181,10 @@ class Progress:
     def _running(self) -> RenderableType:
         """The running step with its bar: the server's own where it tells, else against how long this study's steps of the kind took."""
         assert self._step is not None
-        kind, since = self._step
+        kind, since, windows = self._step
         elapsed = self._clock() - since
         took = self._took.get(kind, [])
-        usual = math.fsum(took) / len(took) if took else None
+        usual = windows + math.fsum(took) / len(took) if took else None
         what = STEPS.get(kind, kind)
         share = None
         if self._startup is not None:
@@ -160,11 +197,11 @@ class Progress:
         row.add_row(Text(f"{what}, {elapsed:.0f} s{expected}"), bar)
         return row
 
-    def _beliefs(self, state: State) -> Table:
+    def _beliefs(self, state: State, shown: int) -> Table:
         table = Table.grid(padding=(0, 2))
-        for row in state.ranked[:BELIEFS]:
+        for row in state.ranked[:shown]:
             before = self._before.get(row["id"])
-            moved = "" if before is None or abs(row["probability"] - before) < MOVED else ("▲" if row["probability"] > before else "▼")
+            moved = "" if before is None or abs(row["probability"] - before) < MOVED else f"{'▲' if row['probability'] > before else '▼'} from {before:.2f}"
             belief = state.beliefs.get(row["id"])
             table.add_row(
                 Text(row["id"]), ProgressBar(total=1.0, completed=float(row["probability"]), width=16), Text(f"{row['probability']:.2f} {moved}"),

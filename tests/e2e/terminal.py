@@ -13,11 +13,12 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyte
 
+from optimizer.report.whole_frames import END as FRAME_END
 from tests.e2e.fastbox import PATIENCE
 
 
@@ -58,6 +59,14 @@ class Terminal:
         self._stream.feed(data)
         self.frames.append(list(self.screen.display))
         return True
+
+    def drawn(self) -> Iterator[tuple[list[str], list[str]]]:
+        """After each frame that was drawn as a whole: the lines that have scrolled away, and the screen."""
+        screen = pyte.HistoryScreen(self.screen.columns, self.screen.lines, history=5000)
+        stream = pyte.ByteStream(screen)
+        for frame in self.said.split(FRAME_END.encode())[:-1]:
+            stream.feed(frame)
+            yield ["".join(line[at].data for at in range(screen.columns)) for line in screen.history.top], list(screen.display)
 
     @property
     def text(self) -> str:
