@@ -45,6 +45,7 @@ lint: dev
 # Not --quiet: with it, --strict counts no warning. The variable silences an advertisement of the theme.
 docs: $(VENV)/.installed-docs
 	$(BIN)/python scripts/docs/errors_table.py --check
+	$(BIN)/python scripts/docs/metrics_table.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo 'site/index.html'
 

@@ -35,13 +35,22 @@ def _options(host: str, target: str | Sequence[str], options: Options | None) ->
 
 def run(host: str, target: str | Sequence[str], *, options: Options | None = None, runs: str | Path = "runs") -> Document:
     """A whole study. Without ``Options(host, yes=True)`` a server that runs there is not stopped: then UsageError."""
-    state, plan, _ = asyncio.run(wiring.run_study(_options(host, target, options), _roots(runs)))
+    from optimizer.wiring.observing import observed
+
+    roots = _roots(runs)
+    with observed(None, roots.place) as watch:
+        state, plan, _ = asyncio.run(wiring.run_study(_options(host, target, options), roots, watch=watch))
     return wiring.result_of(state, plan)
 
 
 def resume(study: str, *, runs: str | Path = "runs", adopt_knowledge: bool = False) -> Document:
     """Goes on with an interrupted study and returns its result."""
-    state, plan, _ = asyncio.run(wiring.resume_study(study, _roots(runs), adopt=adopt_knowledge))
+    from optimizer.wiring.observing import observed
+
+    roots = _roots(runs)
+    place = roots.study(study)
+    with observed(None, lambda _: place) as watch:
+        state, plan, _ = asyncio.run(wiring.resume_study(study, roots, watch=watch, adopt=adopt_knowledge))
     return wiring.result_of(state, plan)
 
 

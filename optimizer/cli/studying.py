@@ -66,6 +66,11 @@ def study_options(command: Any) -> Any:
     return command
 
 
+def metrics_option(command: Any) -> Any:
+    text = "Serve Prometheus metrics of this study while it runs (or OPTIMIZE_METRICS): 9464, 0.0.0.0:9464; 0: any free port. Off by default; docs/telemetry.md."
+    return click.option("--metrics", metavar="[HOST:]PORT", help=text)(command)
+
+
 def options_of(values: dict[str, Any]) -> Options:
     from optimizer.wiring import Options
 
@@ -80,21 +85,25 @@ def options_of(values: dict[str, Any]) -> Options:
 
 @click.command()
 @study_options
+@metrics_option
 @json_option
 @click.pass_context
-def run(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
+def run(ctx: click.Context, /, as_json: bool, metrics: str | None, **values: Any) -> None:
     """Tune a server until the target is shown, the budget is spent or nothing is left to try.
 
     On a terminal it asks what neither the box nor an option says; with --yes, or without a terminal, it asks nothing."""
     from optimizer.report.progress import Progress
     from optimizer.wiring import run_study
+    from optimizer.wiring.observing import observed
 
     for_machine = wants_json(ctx, as_json)
     options = options_of(values)
     if not options.yes and can_ask():
         options = asked(options, roots_of(ctx))
+    roots = roots_of(ctx)
     with Progress(sys.stderr) as view:
-        state, plan, folder = asyncio.run(run_study(options, roots_of(ctx), watch=view.watch, progress=view.note, announce=view.opened, say=view.say))
+        with observed(view.watch, roots.place, metrics=metrics, say=view.say) as watch:
+            state, plan, folder = asyncio.run(run_study(options, roots, watch=watch, progress=view.note, announce=view.opened, say=view.say))
         view.finished(state, folder)
     _end(state, plan, for_machine)
 
@@ -113,16 +122,21 @@ def _end(state: State, plan: Plan, for_machine: bool) -> NoReturn:
 @click.argument("study")
 @click.option("--adopt-knowledge", is_flag=True, help="Go on with knowledge files that changed since the study was opened.")
 @click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
+@metrics_option
 @json_option
 @click.pass_context
-def resume(ctx: click.Context, study: str, adopt_knowledge: bool, yes: bool, as_json: bool) -> None:
+def resume(ctx: click.Context, study: str, adopt_knowledge: bool, yes: bool, metrics: str | None, as_json: bool) -> None:
     """Continue an interrupted study: find out how its last step ended, then go on."""
     from optimizer.report.progress import Progress
     from optimizer.wiring import resume_study
+    from optimizer.wiring.observing import observed
 
     for_machine = wants_json(ctx, as_json)
+    roots = roots_of(ctx)
+    place = roots.study(study)
     with Progress(sys.stderr) as view:
-        state, plan, folder = asyncio.run(resume_study(study, roots_of(ctx), watch=view.watch, progress=view.note, adopt=adopt_knowledge, say=view.say))
+        with observed(view.watch, lambda _: place, metrics=metrics, say=view.say) as watch:
+            state, plan, folder = asyncio.run(resume_study(study, roots, watch=watch, progress=view.note, adopt=adopt_knowledge, say=view.say))
         view.finished(state, folder)
     _end(state, plan, for_machine)
 

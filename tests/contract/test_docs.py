@@ -101,6 +101,8 @@ def check_optimize(words: list[str]) -> None:
     understood(words)
     if words[0] == "run" and host is not None and host.startswith("sim:"):
         words[0] = "plan"
+        if "--metrics" in words:  # of what runs alone
+            del words[words.index("--metrics") : words.index("--metrics") + 2]
     if words[0] in READING and (host is None or host.startswith("sim:")):
         from optimizer.cli import main
 

@@ -26,6 +26,8 @@ DOORS = {
     "markupsafe": ("optimizer.report.page",),
     "matplotlib": ("optimizer.report.charts",),
     "structlog": ("optimizer.log",),
+    "prometheus_client": ("optimizer.telemetry.page",),
+    "opentelemetry": ("optimizer.telemetry.otlp",),
     "uvloop": ("optimizer.bench.loadgen", "optimizer.bench.nullserver"),  # never needed, only tried
 }
 # Packages that may be imported anywhere; whatever is in neither list nor the standard library needs a door.
@@ -117,4 +119,4 @@ def test_listed_dependencies_are_the_used_ones() -> None:
     listed = {spelled.get(name, name) for name in listed}
     used = {name.partition(".")[0] for path in modules().values() for name, _ in imports(path)}
     assert listed <= used
-    assert (used & (set(DOORS) | EVERYWHERE)) - {"optimizer", "sqlite3", "uvloop", "numpy", "typing_extensions", "mcp", "psycopg"} <= listed  # of extras
+    assert (used & (set(DOORS) | EVERYWHERE)) - {"optimizer", "sqlite3", "uvloop", "numpy", "typing_extensions", "mcp", "psycopg", "prometheus_client", "opentelemetry"} <= listed  # of extras
