@@ -1,5 +1,5 @@
 """Reads NCCL's own log lines (NCCL_DEBUG=INFO) wherever they stand in a server log: transport, channels, protocol,
-environment, error texts. The largest communicator is the main one."""
+environment, error texts, and over how many hosts the ranks are spread. The largest communicator is the main one."""
 
 import re
 
@@ -17,7 +17,7 @@ _TUNING = re.compile(
 )
 _VERSION = re.compile(rb"NCCL version (\d[\w.+]{0,40})")
 _NVLS = re.compile(rb"(\d{1,3}) nvls channels")
-_RANKS = re.compile(rb"nranks (\d{1,5})", re.IGNORECASE)
+_NODES = re.compile(rb"\bnRanks (\d{1,5}) nNodes (\d{1,5})\b")
 _ADDRESS = re.compile(r"0x[0-9a-f]+|\d{1,3}(?:\.\d{1,3}){3}(?:<\d+>)?|\b\d{3,}\b")
 MAX_READ = 4_096
 _SLOWEST_FIRST = ("net_socket", "net_ib", "shm", "p2p", "nvls")
@@ -34,6 +34,7 @@ class NcclLog:
         self._environment: dict[str, Line] = {}
         self._errors: dict[str, Line] = {}
         self._network: tuple[str, Line] | None = None
+        self._nodes: tuple[int, int, Line] | None = None  # of the largest communicator: ranks, hosts
         self._seen: Line | None = None
         self._read: set[bytes] = set()
 
@@ -84,6 +85,10 @@ class NcclLog:
             if match and int(match[1]) <= 1 << 20:
                 name = match[3].decode().lower()
                 self._protocol = ({"ll": "ll", "ll128": "ll128", "simple": "simple"}.get(name, ""), line)
+        elif b" nNodes " in raw:
+            match = _NODES.search(raw)
+            if match and (self._nodes is None or int(match[1]) > self._nodes[0]):
+                self._nodes = (int(match[1]), int(match[2]), line)
         elif b"nvls channels" in raw:
             match = _NVLS.search(raw)
             if match and not self._found.has("nccl.nvls"):
@@ -108,6 +113,8 @@ class NcclLog:
             found.add("nccl.transport", kind, self._transports[kind][1])
         elif self._network is not None and self._seen is not None:
             found.missing("nccl.transport", "NCCL named its network but the log shows no channel between two ranks")
+        if self._nodes and not found.has("parallel.nodes"):
+            found.add("parallel.nodes", self._nodes[1], self._nodes[2])
         if self._channels:
             found.add("nccl.channels", self._channels[0], self._channels[1])
         if self._protocol and self._protocol[0]:

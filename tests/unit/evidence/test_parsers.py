@@ -215,6 +215,9 @@ def test_nccl_takes_the_slowest_transport_and_names_errors_without_addresses() -
         b"h:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 2[0] [send] via NET/Socket/0\n"
         b"h:1:2 [0] NCCL INFO AllReduce: 8192 Bytes -> Algo RING proto LL128 time 12.1\n"
         b"h:1:2 [0] NCCL INFO NCCL_PROTO set by environment to LL128.\n"
+        b"h:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 4 nNodes 1 localRanks 4 localRank 0 MNNVL 0\n"
+        b"h:1:2 [0] NCCL INFO comm 0x2 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0\n"
+        b"h:1:2 [0] NCCL INFO comm 0x3 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0 MNNVL 0\n"
         b"h:1:2 [0] misc/ibvwrap.cc:94 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out 10.1.2.3\n"
     )]):  # fmt: skip
         log.line(line)
@@ -226,6 +229,7 @@ def test_nccl_takes_the_slowest_transport_and_names_errors_without_addresses() -
             "nccl.channels": 8,
             "nccl.protocol": "ll128",
             "nccl.env": ["NCCL_PROTO=LL128"],
+            "parallel.nodes": 2,  # of the largest communicator
         }.items()
     )
     errors = found.get("nccl.error_lines")
