@@ -1,5 +1,5 @@
 """SQL views over the journal for people with sqlite-utils, datasette or the sqlite3 shell. They read bodies by JSON
-path, show NULL where a body has no such key, and are never used by a decision."""
+path, show NULL where a body has no such key (``box`` where a study has one alone), and are never used by a decision."""
 
 import sqlite3
 from typing import Any
@@ -8,7 +8,7 @@ NAMES = ("decision", "trial", "measurement", "hypothesis", "flip", "refusal")
 
 VIEWS = """
 CREATE VIEW decision AS
-SELECT seq, at_utc, kind,
+SELECT seq, at_utc, json_extract(body, '$.box') AS box, kind,
        coalesce(json_extract(body, '$.hypothesis'), json_extract(body, '$.id')) AS subject,
        coalesce(json_extract(body, '$.judgement.verdict'), json_extract(body, '$.verdict'),
                 json_extract(body, '$.kind'), json_extract(body, '$.ending')) AS verdict,
@@ -21,7 +21,7 @@ FROM entry
 WHERE kind NOT IN ('opened', 'intent', 'outcome', 'lease_taken', 'note');
 
 CREATE VIEW trial AS
-SELECT i.seq, i.at_utc, i.key,
+SELECT i.seq, i.at_utc, json_extract(i.body, '$.box') AS box, i.key,
        coalesce(json_extract(i.body, '$.step.kind'), json_extract(i.body, '$.kind')) AS step,
        coalesce(json_extract(i.body, '$.step.settings.values'), json_extract(i.body, '$.step.settings'),
                 json_extract(i.body, '$.settings.values'), json_extract(i.body, '$.settings')) AS settings,
@@ -35,7 +35,7 @@ LEFT JOIN entry AS o ON o.seq = (SELECT max(seq) FROM entry WHERE kind = 'outcom
 WHERE i.kind = 'intent';
 
 CREATE VIEW measurement AS
-SELECT o.seq, o.at_utc, o.key,
+SELECT o.seq, o.at_utc, json_extract(o.body, '$.box') AS box, o.key,
        json_extract(p.value, '$.concurrency') AS concurrency,
        json_extract(p.value, '$.metrics.output_tokens_per_s') AS output_tokens_per_s,
        json_extract(p.value, '$.metrics.ttft_p50_ms') AS ttft_p50_ms,
@@ -52,7 +52,7 @@ FROM entry AS o,
 WHERE o.kind = 'outcome';
 
 CREATE VIEW hypothesis AS
-SELECT e.seq, e.at_utc,
+SELECT e.seq, e.at_utc, json_extract(e.body, '$.box') AS box,
        coalesce(json_extract(h.value, '$.id'), json_extract(h.value, '$.hypothesis')) AS id,
        json_extract(h.value, '$.family') AS family,
        coalesce(json_extract(h.value, '$.score_db'), json_extract(h.value, '$.db')) AS score_db,
@@ -62,7 +62,7 @@ FROM entry AS e, json_each(e.body, '$.hypotheses') AS h
 WHERE e.kind = 'ranked' AND h.type = 'object';
 
 CREATE VIEW flip AS
-SELECT e.seq, e.at_utc,
+SELECT e.seq, e.at_utc, json_extract(e.body, '$.box') AS box,
        json_extract(f.value, '$.fact') AS fact,
        json_extract(f.value, '$.before') AS before,
        json_extract(f.value, '$.after') AS after,
@@ -72,7 +72,7 @@ FROM entry AS e, json_each(e.body, '$.flips') AS f
 WHERE e.kind = 'flipped' AND f.type = 'object';
 
 CREATE VIEW refusal AS
-SELECT seq, at_utc,
+SELECT seq, at_utc, json_extract(body, '$.box') AS box,
        json_extract(body, '$.kind') AS kind,
        json_extract(body, '$.hypothesis') AS hypothesis,
        json_extract(body, '$.params') AS params,

@@ -26,6 +26,7 @@ from optimizer.model.workload import Workload
 from optimizer.runner import hosts
 from optimizer.runner.execute import knowledge_blob
 from optimizer.runner.loop import drive
+from tests.datasette import answer, serving
 from tests.postgres import Server
 from tests.unit.core.model_box import ModelBox, spec
 
@@ -150,6 +151,9 @@ def test_a_documented_command_works(document: str, command: str, here: Path, mon
     elif words[0] == "sqlite-utils":
         done = run([word.replace("STUDY", STUDIES["STUDY"]) for word in words], here)
         assert done.returncode == 0 and len(done.stdout.splitlines()) > 2, done.stderr + done.stdout
+    elif words[0] == "datasette":
+        with serving([word.replace("STUDY", STUDIES["STUDY"]) for word in words[1:]], here) as address:
+            assert answer(address, "/journal/trial.json")["rows"]
     elif tuple(words[:1]) in AWAY or tuple(words[:2]) in AWAY:
         assert all(word.removeprefix("runs/STUDY/") in taken_home() for word in words if word.startswith("runs/")), words
     elif words[0] == "pytest":

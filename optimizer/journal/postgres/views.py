@@ -9,7 +9,7 @@ CREATE FUNCTION optimize.list(value jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE 
   AS $$ SELECT CASE WHEN jsonb_typeof(value) = 'array' THEN value ELSE '[]'::jsonb END $$;
 
 CREATE VIEW optimize.decision AS
-SELECT s.name AS study, e.seq, e.at_utc, e.kind,
+SELECT s.name AS study, e.seq, e.at_utc, b ->> 'box' AS box, e.kind,
        coalesce(b ->> 'hypothesis', b ->> 'id') AS subject,
        coalesce(b #>> '{judgement,verdict}', b ->> 'verdict', b ->> 'kind', b ->> 'ending') AS verdict,
        optimize.number(b #> '{judgement,ratio}') AS ratio,
@@ -22,7 +22,7 @@ FROM optimize.entry AS e JOIN optimize.study AS s ON s.id = e.study
 WHERE e.kind NOT IN ('opened', 'intent', 'outcome', 'lease_taken', 'note');
 
 CREATE VIEW optimize.trial AS
-SELECT s.name AS study, i.seq, i.at_utc, i.key,
+SELECT s.name AS study, i.seq, i.at_utc, b ->> 'box' AS box, i.key,
        coalesce(b #>> '{step,kind}', b ->> 'kind') AS step,
        coalesce(b #>> '{step,settings,values}', b #>> '{step,settings}', b #>> '{settings,values}', b ->> 'settings') AS settings,
        coalesce(r ->> 'status', r #>> '{outcome,status}', 'open') AS status,
@@ -38,7 +38,7 @@ FROM optimize.entry AS i JOIN optimize.study AS s ON s.id = i.study
 WHERE i.kind = 'intent';
 
 CREATE VIEW optimize.measurement AS
-SELECT s.name AS study, o.seq, o.at_utc, o.key,
+SELECT s.name AS study, o.seq, o.at_utc, b ->> 'box' AS box, o.key,
        optimize.number(p -> 'concurrency') AS concurrency,
        optimize.number(p #> '{metrics,output_tokens_per_s}') AS output_tokens_per_s,
        optimize.number(p #> '{metrics,ttft_p50_ms}') AS ttft_p50_ms,
@@ -57,7 +57,7 @@ FROM optimize.entry AS o JOIN optimize.study AS s ON s.id = o.study
 WHERE o.kind = 'outcome';
 
 CREATE VIEW optimize.hypothesis AS
-SELECT s.name AS study, e.seq, e.at_utc,
+SELECT s.name AS study, e.seq, e.at_utc, optimize.document(e.body) ->> 'box' AS box,
        coalesce(h ->> 'id', h ->> 'hypothesis') AS id,
        h ->> 'family' AS family,
        optimize.number(coalesce(h -> 'score_db', h -> 'db')) AS score_db,
@@ -68,7 +68,7 @@ FROM optimize.entry AS e JOIN optimize.study AS s ON s.id = e.study
 WHERE e.kind = 'ranked' AND jsonb_typeof(h) = 'object';
 
 CREATE VIEW optimize.flip AS
-SELECT s.name AS study, e.seq, e.at_utc,
+SELECT s.name AS study, e.seq, e.at_utc, optimize.document(e.body) ->> 'box' AS box,
        f ->> 'fact' AS fact, f ->> 'before' AS before, f ->> 'after' AS after,
        coalesce(f ->> 'blame', f ->> 'blamed') AS blame, f ->> 'expected' AS expected
 FROM optimize.entry AS e JOIN optimize.study AS s ON s.id = e.study
@@ -76,7 +76,7 @@ FROM optimize.entry AS e JOIN optimize.study AS s ON s.id = e.study
 WHERE e.kind = 'flipped' AND jsonb_typeof(f) = 'object';
 
 CREATE VIEW optimize.refusal AS
-SELECT s.name AS study, e.seq, e.at_utc,
+SELECT s.name AS study, e.seq, e.at_utc, b ->> 'box' AS box,
        b ->> 'kind' AS kind, b ->> 'hypothesis' AS hypothesis, b ->> 'params' AS params, b ->> 'why' AS why,
        b ->> 'source' AS source, e.cause
 FROM optimize.entry AS e JOIN optimize.study AS s ON s.id = e.study

@@ -268,6 +268,18 @@ class TestViews:
             assert [(row["kind"], row["why"], row["cause"]) for row in journal.rows("refusal")] == [("dead", "it does nothing", 3)]
             assert journal.read()[2].body["why"] == "\x00 odd \\u0000"
 
+    def test_a_row_names_its_box_where_there_are_several(self, place: Place) -> None:
+        with Journal.create(place) as journal:
+            journal.append("ranked", {"hypotheses": [{"id": "h"}]}, expect=0)
+            journal.append("intent", {"step": {"kind": "launch"}, "box": "a"}, key="m", expect=1)
+            journal.append("intent", {"step": {"kind": "launch"}, "box": "b"}, key="n", expect=2)
+            journal.append("outcome", {"measurement": {"points": [{}]}, "status": "done", "box": "b"}, key="n", expect=3)
+            journal.append("ranked", {"hypotheses": [{"id": "h"}], "box": "a"}, expect=4)
+            journal.append("flipped", {"flips": [{}], "box": "b"}, expect=5)
+            journal.append("refused", {"box": "a"}, expect=6)
+            found = {view: [row["box"] for row in journal.rows(view)] for view in NAMES}
+        assert found == {"trial": ["a", "b"], "measurement": ["b"], "hypothesis": [None, "a"], "flip": ["b"], "refusal": ["a"], "decision": [None, "a", "b", "a"]}
+
     def test_a_view_has_the_same_columns_everywhere(self, postgres: object, new_place: NewPlace, tmp_path: Path) -> None:
         with Journal.create(new_place("study")) as journal, Journal.create(tmp_path / "j.db") as file:
             for one in (journal, file):
