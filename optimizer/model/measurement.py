@@ -23,7 +23,6 @@ class ValidityCode(StrEnum):
     CLOCK_STEP = "clock_step"
     OVER_SATURATED = "over_saturated"
     USAGE_MISSING = "usage_missing"
-    SETTING_NOT_EFFECTIVE = "setting_not_effective"
     TWO_SERVERS = "two_servers"
     START_FAILED = "start_failed"
     KV_POOL_SHRUNK = "kv_pool_shrunk"
@@ -44,7 +43,6 @@ ADVICE: dict[ValidityCode, str] = {
     ValidityCode.CLOCK_STEP: "The clock jumped or the machine was suspended during the window.",
     ValidityCode.OVER_SATURATED: "The queue grew all the time; latency at this load is no property of the setting.",
     ValidityCode.USAGE_MISSING: "The server did not report token usage; the tokens could not be counted.",
-    ValidityCode.SETTING_NOT_EFFECTIVE: "The server resolved a setting to something else than was asked.",
     ValidityCode.TWO_SERVERS: "Two servers shared one log or port; stop the other one and measure again.",
     ValidityCode.START_FAILED: "This launch did not start, so something else answered; find out what holds the port.",
     ValidityCode.MEMBER_LOST: "One process of the deployment did not serve to the end, or not as the others; read its log and start the whole again.",

@@ -201,6 +201,13 @@ def test_requests_that_outlast_the_window_still_give_a_rate(null_server: Any, lo
     assert stats(url)["open"] == 0 and stats(url)["aborted"] == 8
 
 
+def test_a_handful_of_chunks_is_no_rate(null_server: Any, load: Any) -> None:
+    """One stream of two chunks a second: its count is known to a fifth at best, and one chunk more would be another rate."""
+    point = summarise(load(null_server("--gap-ms", "400"), concurrency=1, output_tokens=100, window_s=1.2).lines, WORKLOAD, 1)
+    (too_few,) = [item for item in point.invalid if item.code == ValidityCode.TOO_FEW_REQUESTS]
+    assert "needed 25" in too_few.detail and point.metrics["output_tokens_per_s"] > 0  # kept and shown
+
+
 def test_two_thousand_streams_without_loss(null_server: Any, load: Any) -> None:
     url = null_server("--gap-ms", "150")
     ran = load(url, concurrency=2000, output_tokens=8, warmup_min_s=0.5, warmup_max_s=0.5, window_s=2.5)
