@@ -34,6 +34,12 @@ def marked(mark: bytes) -> dict[int, str]:
     return found
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """``pytest -k S7`` finds what holds gate S7, whatever the test is called."""
+    for mark in item.iter_markers("gate"):
+        item.extra_keyword_matches.update(mark.args)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
     """Every test process (one for each worker of xdist) marks its environment; children of any depth inherit the mark."""

@@ -73,17 +73,24 @@ def launches_row(ratio: float) -> list[str]:
 
 GATES = """## Where each gate is held
 
+`pytest -k S7` runs what holds a gate (marker `gate`; `S1` also finds `S10` to `S14`). Slow ones need `-m slow`, those of S14 `-m scenarios`.
+
 | gate | what | held by |
 |---|---|---|
-| S1 | studies without effect promote nothing | tests/statistics (800 to 3,000 studies a cell; 10,000 with `-m slow`) |
-| S2, S3, S4 | power and cost; a true lower edge; coverage under normal, heavy, skewed, bimodal and lottery noise | tests/statistics |
-| S5, S6, S7 | tail claims; steady state on eight warm-ups; saturation | tests/unit/stats_load |
-| S8 | calibration of scores on incidents | tests/incidents_score |
-| S9 | regret on measured tables; contaminated rows of a sweep | tests/unit/replay, tests/unit/evidence/test_contaminated_sweep.py |
-| S10, S11 | quick exit; drift | tests/statistics |
-| S12 | the ceiling against recorded servers | tests/unit/ceiling/test_recorded.py |
-| S13 | the ledger blames the right setting | tests/unit/ledger |
-| S14 | the simulated boxes end as they must | tests/e2e/test_scenarios.py (`-m scenarios`) |
+| S1 | studies without effect promote nothing, and none ends with `met` | `tests/statistics/test_operating_characteristics.py` (800 to 3,000 studies a cell; 10,000 with `-m slow`) |
+| S2 | power and cost of true effects | `tests/statistics/test_operating_characteristics.py` |
+| S3 | a true lower edge is not judged short | `tests/statistics/test_operating_characteristics.py` |
+| S4 | coverage of the intervals under normal, heavy, skewed, bimodal and lottery noise | `tests/statistics/test_operating_characteristics.py` |
+| S5 | claims about tails: at most 1 % false at the boundary | `tests/unit/stats_load/test_tail.py` |
+| S6 | the steady state on eight warm-ups: within 10 % of the truth, or never | `tests/unit/stats_load/test_steady.py` |
+| S7 | saturation: at most 2 % false at 80 % load, at least 98 % hits at 120 % | `tests/unit/stats_load/test_saturation.py` |
+| S8 | calibration of scores on incidents | `tests/incidents_score/test_incidents.py` |
+| S9 | launches needed on measured tables against plain policies; contaminated rows of a sweep | `tests/unit/replay/test_tables.py`, `tests/unit/replay/test_shared_tables.py`, `tests/unit/evidence/test_contaminated_sweep.py` |
+| S10 | a wrong quick exit | `tests/statistics/test_operating_characteristics.py` |
+| S11 | drift that is found, and drift that is none | `tests/statistics/test_operating_characteristics.py` |
+| S12 | the ceiling against recorded servers, never below a measured speed | `tests/unit/ceiling/test_recorded.py` |
+| S13 | the ledger blames the right setting | `tests/unit/ledger/test_ledger.py` |
+| S14 | the simulated boxes end as they must | `tests/e2e/test_scenarios.py` |
 """
 
 

@@ -58,6 +58,7 @@ def launched(runs):
         return [entry.body["changes"] for entry in journal.read() if entry.kind == "chosen" and entry.body["changes"]]
 
 
+@pytest.mark.gate("S14")
 def test_kimi_on_eight_pcie_cards_reaches_its_target(tmp_path):
     result = study("rtx6000x8-k26", tmp_path)
     assert result["ending"] == "met"
@@ -68,6 +69,7 @@ def test_kimi_on_eight_pcie_cards_reaches_its_target(tmp_path):
     assert status(result, "cuda-graph-disabled") == "supported"
 
 
+@pytest.mark.gate("S14")
 def test_qwen_on_two_a6000_gets_deeper_drafts_and_no_nccl_launch(tmp_path):
     result = study("a6000x2-qwen27b", tmp_path)
     assert result["launches"] <= 3
@@ -80,6 +82,7 @@ def test_qwen_on_two_a6000_gets_deeper_drafts_and_no_nccl_launch(tmp_path):
     assert "drafts" in report and "kernel" in report  # what bounds the rest
 
 
+@pytest.mark.gate("S14")
 def test_deepseek_on_sm120_is_not_reachable_by_configuration(tmp_path):
     result = study("rtx6000x8-dsv4", tmp_path)
     assert result["ending"] == "unreachable_by_configuration"
@@ -93,6 +96,7 @@ def test_deepseek_on_sm120_is_not_reachable_by_configuration(tmp_path):
         assert status(result, hypothesis) == "pruned"
 
 
+@pytest.mark.gate("S14")
 def test_a_dense_model_on_one_h200_gets_its_graphs(tmp_path):
     result = study("h200-7b", tmp_path)
     assert result["ending"] == "met"

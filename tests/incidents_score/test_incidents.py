@@ -29,6 +29,7 @@ def incidents():
     return load(INCIDENTS)
 
 
+@pytest.mark.gate("S8")
 def test_the_right_cause_comes_first(library, incidents):
     rows = judge(*incidents, library)
     known = decidable(rows)

@@ -24,6 +24,7 @@ POLICY = JudgePolicy()
 NOISE = {"normal": normal, "heavy": heavy, "lottery": lottery, "skewed": skewed, "bimodal": lambda sd: bimodal(sd, within=sd / 3)}
 
 
+@pytest.mark.gate("S1")
 @pytest.mark.parametrize("shape", ["normal", "heavy", "lottery"])
 @pytest.mark.parametrize(("sd", "gate"), [(0.01, 0.05), (0.03, 0.05), (0.05, 0.06)])
 def test_s1_studies_without_effect_promote_nothing(shape: str, sd: float, gate: float) -> None:
@@ -34,6 +35,7 @@ def test_s1_studies_without_effect_promote_nothing(shape: str, sd: float, gate: 
     assert found.ideas > 5  # the studies did try something
 
 
+@pytest.mark.gate("S2")
 @pytest.mark.parametrize(
     ("ratio", "sd", "supported", "launches"),
     [
@@ -47,17 +49,20 @@ def test_s2_power_and_cost(ratio: float, sd: float, supported: float, launches: 
     assert found.mean_launches <= launches
 
 
+@pytest.mark.gate("S2")
 def test_s2_thorough_finds_small_effects() -> None:
     found = many_tests(1.05, normal(0.02), JudgePolicy(thorough=True), 1500, seed=13)
     assert found.share("supported") >= 0.95
 
 
+@pytest.mark.gate("S2")
 @pytest.mark.parametrize("sd", [0.01, 0.02, 0.03, 0.05])
 def test_s2_an_idea_without_effect_is_cheap(sd: float) -> None:
     """The truth at 5 % is 2.93 (docs/statistics.md), so that cell needs many runs to tell it from the gate."""
     assert many_tests(1.0, normal(sd), POLICY, 8000 if sd == 0.05 else 1000, seed=14).mean_launches <= 3
 
 
+@pytest.mark.gate("S3")
 @pytest.mark.parametrize("edge", [1.03, 1.05, 1.10, 1.20])
 @pytest.mark.parametrize("sd", [0.01, 0.03, 0.05])
 def test_s3_a_true_lower_edge_is_not_judged_short(edge: float, sd: float) -> None:
@@ -65,6 +70,7 @@ def test_s3_a_true_lower_edge_is_not_judged_short(edge: float, sd: float) -> Non
     assert found.short <= 0.03
 
 
+@pytest.mark.gate("S4")
 @pytest.mark.parametrize(
     ("shape", "sd", "gate"),
     [
@@ -78,11 +84,13 @@ def test_s4_coverage(shape: str, sd: float, gate: float, launches: tuple[int, in
     assert coverage(NOISE[shape](sd), POLICY, 3000, 16, *launches) >= gate
 
 
+@pytest.mark.gate("S4")
 def test_s4_coverage_is_nominal_once_noise_is_pooled() -> None:
     """Twelve further pairs make 14 degrees of freedom and more."""
     assert coverage(normal(0.03), POLICY, 6000, 17, 1, 2, extra=11) == pytest.approx(0.95, abs=0.011)
 
 
+@pytest.mark.gate("S10")
 @pytest.mark.parametrize(
     ("shape", "sd", "gate"), [("normal", 0.03, 0.0004), ("normal", 0.05, 0.01), ("lottery", 0.03, 0.025)]
 )
@@ -90,6 +98,7 @@ def test_s10_quick_exit_is_seldom_wrong(shape: str, sd: float, gate: float) -> N
     assert quick_exits(NOISE[shape](sd), POLICY, 10_000, seed=18) <= gate
 
 
+@pytest.mark.gate("S11")
 @pytest.mark.parametrize(("sd", "gate"), [(0.01, 0.05), (0.03, 0.05), (0.05, 0.07)])
 def test_s11_drift(sd: float, gate: float) -> None:
     assert aa_studies(normal(sd), POLICY, 1500, seed=19).false_drift <= gate
@@ -98,6 +107,7 @@ def test_s11_drift(sd: float, gate: float) -> None:
     assert drift_detections(0, sd, POLICY, 4000, seed=21) < 0.08 and small < 0.5  # 3 sd is beyond what one launch shows
 
 
+@pytest.mark.gate("S1")
 @pytest.mark.parametrize("draw", [normal, bimodal, heavy])
 @pytest.mark.parametrize("sd", [0.08, 0.12])
 def test_cpu_engines_do_not_promote_noise_and_still_find_factors(draw, sd: float) -> None:
@@ -108,6 +118,7 @@ def test_cpu_engines_do_not_promote_noise_and_still_find_factors(draw, sd: float
         assert many_tests(ratio, draw(sd), policy, 500, seed=24, prediction=(1.3, 6.0)).within_two >= gate
 
 
+@pytest.mark.gate("S1")
 def test_the_default_policy_would_promote_noise_there() -> None:
     """Why the CPU policy exists: this check shows that the one above can fail."""
     assert aa_studies(bimodal(0.12), POLICY, 400, seed=25).promoted > 0.10
@@ -139,6 +150,7 @@ def test_the_winners_curse_is_gone_from_the_fresh_confirmation(ideas: int, seems
     assert abs(fresh) <= 0.001
 
 
+@pytest.mark.gate("S1")
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["normal", "heavy", "lottery"])
 @pytest.mark.parametrize(("sd", "gate"), [(0.01, 0.05), (0.02, 0.05), (0.03, 0.05), (0.05, 0.06)])

@@ -14,6 +14,7 @@ from optimizer.model.ceiling import Waterfall
 GIB = 2**30
 
 
+@pytest.mark.gate("S12")
 def test_weights_per_gpu_are_exact() -> None:
     """Log: 14.21 and 21.34 GiB."""
     for name, measured in (("tp1-7b-graph32", 14.21), ("tp2-27b-graph32", 21.34)):
@@ -22,6 +23,7 @@ def test_weights_per_gpu_are_exact() -> None:
         assert inputs.waterfall.ceiling.weights_bytes_per_gpu / GIB == pytest.approx(measured, rel=0.02)
 
 
+@pytest.mark.gate("S12")
 def test_kv_bytes_per_token_are_exact() -> None:
     """Log: K + V size over #tokens = 147,450 and 131,073."""
     for name, measured in (("tp1-7b-graph32", 147_450), ("tp2-27b-graph32", 131_073)):
@@ -29,6 +31,7 @@ def test_kv_bytes_per_token_are_exact() -> None:
         assert kv_bytes_per_token_per_gpu(run.shape, run.situation(1)) == pytest.approx(measured, rel=0.001)
 
 
+@pytest.mark.gate("S12")
 @pytest.mark.parametrize(("batch", "roof_ms", "efficiency"), [(1, 2.92, 0.62), (16, 3.03, 0.59), (32, 3.13, 0.56)])
 def test_decode_roof_and_efficiency(batch: int, roof_ms: float, efficiency: float) -> None:
     run = RUNS["tp1-7b-graph32-b" if batch == 32 else "tp1-7b-graph32"]
@@ -37,6 +40,7 @@ def test_decode_roof_and_efficiency(batch: int, roof_ms: float, efficiency: floa
     assert observed_efficiency(inputs.waterfall) == pytest.approx(efficiency, abs=0.01)
 
 
+@pytest.mark.gate("S12")
 @pytest.mark.parametrize(("name", "concurrency"), EVERY)
 def test_no_measurement_beats_its_ceiling(name: str, concurrency: int) -> None:
     found = RUNS[name].inputs(concurrency).waterfall

@@ -29,6 +29,7 @@ def facts(**values: Value) -> Evidence:
     return evidence([Fact(name=name.replace("__", "."), value=value) for name, value in values.items()])
 
 
+@pytest.mark.gate("S13")
 def test_adding_speculation_to_the_27b_server() -> None:
     """The design's example: four flips; the middle two come with the setting, the other two are fallbacks nobody asked for."""
     declared = {"speculative_algorithm": ("graphs.capture_sizes", "kv.pool_tokens")}
@@ -49,6 +50,7 @@ def test_adding_speculation_to_the_27b_server() -> None:
     assert (found["scheduler.max_running"].source, found["scheduler.max_running"].line) == ("server.log", 421)
 
 
+@pytest.mark.gate("S13")
 def test_custom_all_reduce_off_and_peer_access_off() -> None:
     changed: dict[str, tuple[Value, Value]] = {
         "disable_custom_all_reduce": (None, True),
@@ -72,6 +74,7 @@ def test_a_dead_setting_flips_nothing() -> None:
     assert found == ()
 
 
+@pytest.mark.gate("S13")
 def test_overlap_off() -> None:
     found = by_fact(
         flips(read("tp1-7b-graph32-b"), read("tp1-7b-nooverlap"), {"disable_overlap_schedule": (None, True)}, {})
@@ -132,6 +135,7 @@ def test_one_change_is_to_blame_for_everything() -> None:
     assert (flip.blame, flip.expected, flip.towards_fallback) == (("kv_cache_dtype",), False, True)
 
 
+@pytest.mark.gate("S13")
 def test_blame_shrinks_over_launches() -> None:
     first = Flip(fact="graphs.mode", before="full", after="none", blame=("a", "b", "c"))
     second = Flip(fact="graphs.mode", before="full", after="none", blame=("b", "d"))

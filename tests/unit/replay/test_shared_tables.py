@@ -39,6 +39,7 @@ def launches(table: Table, policy: str) -> float:
     return {score.policy: score for score in contest(table, (policy,), load_library(find_knowledge(ROOT)).directions, 12)}[policy].launches_to["95%"].mean
 
 
+@pytest.mark.gate("S9")
 @pytest.mark.parametrize("objective", ["total_throughput_tps", "total_tps_per_gpu", "p99_ttft_ms"])
 def test_inferencex_needs_at_most_half_of_random(objective: str) -> None:
     table = read_tables(
@@ -48,6 +49,7 @@ def test_inferencex_needs_at_most_half_of_random(objective: str) -> None:
     assert launches(table, "evidence") <= 0.5 * launches(table, "random")
 
 
+@pytest.mark.gate("S9")
 @pytest.mark.parametrize("group", [("bench", "seq", "hw"), ("bench", "seq", "conc")])
 def test_inferencemax_needs_at_most_half_of_random_on_the_median_group(group: tuple[str, ...]) -> None:
     params = tuple(name for name in ("hw", "tp", "ep", "dp_attention", "conc", "framework", "precision", "mtp") if name not in group)

@@ -130,6 +130,7 @@ def test_the_name_of_the_objective_tells_its_direction(objective: str, direction
     assert effect_of(objective, direction_of(objective)) == effect
 
 
+@pytest.mark.gate("S9")
 def test_evidence_needs_at_most_half_of_random_on_a_box_with_a_knee() -> None:
     table = read_tables(grid(), ["tp", "max-num-seqs"], "output_tps").tables[0]
     scores = {score.policy: score.launches_to["95%"].mean for score in contest(table, ("evidence", "gp", "random"), DIRECTIONS, 100)}

@@ -38,6 +38,7 @@ def queue(
     return flight, waits
 
 
+@pytest.mark.gate("S7")
 @pytest.mark.parametrize("servers", [8, 32])
 def test_a_load_of_80_percent_is_rarely_called_saturated(servers: int) -> None:
     rng = random.Random(servers)
@@ -45,6 +46,7 @@ def test_a_load_of_80_percent_is_rarely_called_saturated(servers: int) -> None:
     assert alarms <= 3
 
 
+@pytest.mark.gate("S7")
 @pytest.mark.parametrize("servers", [8, 32])
 def test_a_load_of_120_percent_is_called_saturated(servers: int) -> None:
     rng = random.Random(servers)

@@ -59,6 +59,7 @@ def run(name: str, noise: float, seed: int) -> tuple[str, int, float]:
     return verdict, len(series), found.mean / RATE
 
 
+@pytest.mark.gate("S6")
 @pytest.mark.parametrize("noise", [0.005, 0.015, 0.03])
 @pytest.mark.parametrize("name", SHAPES)
 def test_ends_within_ten_percent_of_the_truth_or_says_never(name: str, noise: float) -> None:

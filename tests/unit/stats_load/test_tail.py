@@ -7,6 +7,7 @@ import pytest
 from optimizer.stats import tail
 
 
+@pytest.mark.gate("S5")
 @pytest.mark.parametrize(("percentile", "table"), [(99, (459, 662, 838, 1307, 2010)), (95, (90, 130, 165, 259, 398))])
 def test_requests_needed_are_those_of_the_design(percentile: int, table: tuple[int, ...]) -> None:
     assert tuple(tail.requests_needed(percentile, misses) for misses in (0, 1, 2, 5, 10)) == table
@@ -21,6 +22,7 @@ def test_misses_allowed_is_the_inverse() -> None:
             assert tail.requests_needed(99, allowed) <= requests < tail.requests_needed(99, allowed + 1)
 
 
+@pytest.mark.gate("S5")
 @pytest.mark.parametrize(("percentile", "requests"), [(99, 459), (99, 1000), (95, 200)])
 def test_false_claims_at_the_boundary_are_at_most_one_percent(percentile: int, requests: int) -> None:
     rng = random.Random(percentile * requests)
