@@ -5,6 +5,7 @@ a terminal, drawn in whole frames; plain lines elsewhere. Reads the folded state
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +39,7 @@ BELIEFS, DECIDED = 5, 3
 SMALL_SCREEN = 34  # rows; on fewer the panel shows less, so that the story above it is seen
 LINE_CHARACTERS = 400  # of an entry on a terminal; the journal has it whole
 KIND_COLUMN = 15
+REDRAW_S = 0.25
 MOVED = 0.02  # probability
 STEPS = {
     "observe": "reading the box", "secure": "securing the box", "calibrate": "calibrating the load generator", "launch": "launching", "await_ready": "starting up",
@@ -53,6 +55,8 @@ class Progress:
         self.console = Console(file=whole, highlight=False, soft_wrap=True)
         self._clock = clock
         self._live: Live | None = None
+        # One drawing at a time, from what it erases to what it writes: two at once, each above a panel of the height that it knew, lose a line.
+        self._drawing, self._over, self._thread = threading.RLock(), threading.Event(), cast("threading.Thread | None", None)
         self._state: State | None = None
         self._note = ""
         self._startup: Startup | None = None
@@ -64,12 +68,21 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
-            self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
+            self._live = Live(console=self.console, get_renderable=self._panel, auto_refresh=False, transient=True)
             self._live.start()
+            self._thread = threading.Thread(target=self._redraw, args=(self._live,), name="live view", daemon=True)
+            self._thread.start()
         return self
 
+    def _redraw(self, live: Live) -> None:
+        while not self._over.wait(REDRAW_S):
+            with self._drawing:
+                live.refresh()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._live is not None:
+        if self._live is not None and self._thread is not None:
+            self._over.set()
+            self._thread.join()
             self._live.stop()
             self._live = None
 
@@ -98,7 +111,8 @@ class Progress:
         row.add_column(width=KIND_COLUMN, no_wrap=True)
         row.add_column()
         row.add_row(Text(head, style="dim"), Text(text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}…"))
-        self._live.console.print(row, soft_wrap=False)
+        with self._drawing:
+            self._live.console.print(row, soft_wrap=False)
 
     def _timed(self, entry: Entry) -> None:
         now = self._clock()
@@ -133,7 +147,8 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line above the panel."""
-        (self._live.console if self._live is not None else self.console).print(Text(printable(line)))
+        with self._drawing:
+            self.console.print(Text(printable(line)))
 
     # ---- the panel ------------------------------------------------------------------------------------------------
 
