@@ -25,6 +25,7 @@ from optimizer.engines.simulator.simbox.shape import read_shape
 from optimizer.engines.simulator.simbox.startup import script
 from optimizer.engines.simulator.simbox.telemetry import Telemetry
 from optimizer.evidence.bundle import Bundle, bundle_from_files
+from optimizer.knowledge.library import Library
 from optimizer.model.base import Value
 from optimizer.model.flags import FlagTable
 from optimizer.model.measurement import LoadPoint, Measurement
@@ -46,6 +47,7 @@ from optimizer.model.study import Budget, HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import parse_target
 from optimizer.model.workload import Workload
 from optimizer.runner.base import Effect
+from optimizer.search.answer import answered
 
 OOM = re.compile(r"out of memory|Not enough memory", re.IGNORECASE)
 
@@ -196,7 +198,8 @@ def spec(box: SimulatedBox, seed: int, launches: int) -> StudySpec:
 class InProcessExecutor:
     """Executes the steps of the real loop on a simulated box. ``launched``: the settings of every launch after the baseline."""
 
-    def __init__(self, box: SimulatedBox, seed: int) -> None:
+    def __init__(self, box: SimulatedBox, library: Library, seed: int) -> None:
+        self.library = library
         self.box, self.random = box, random.Random(f"{box.name}/{seed}")
         self.running: dict[str, Launch] = {}
         self.runs: dict[str, Run] = {}
@@ -233,7 +236,7 @@ class InProcessExecutor:
             case Secure():
                 return Done(body={"armed": step.op == "arm"})
             case Propose():
-                return Failed(cause="proposal_failed", message="No space is sampled in this comparison.")
+                return Done(body=answered(step, self.library.space_by_id[step.space], self.library.directions))
             case Stop() | Restore():
                 return Done(body={})
         raise AssertionError(step)

@@ -108,7 +108,7 @@ def sampled(box: SimulatedBox, space: Space, policy: str, seed: int, launches: i
 
 def reasoned(box: SimulatedBox, library: Library, seed: int, launches: int) -> list[float]:
     """The rate, without luck, of every launch that the real loop made after the baseline."""
-    executor, log = InProcessExecutor(box, seed), MemoryLog()
+    executor, log = InProcessExecutor(box, library, seed), MemoryLog()
     log.append("opened", {"spec": spec(box, seed, launches).plain()}, expect=0)
     asyncio.run(drive(log, executor, plan_of(library)))
     return [box.rate(settings).rate or 0.0 for settings in executor.launched][:launches]
@@ -165,8 +165,8 @@ def tables(folder: Path, seeds: int) -> list[str]:
     lines = [
         f"Launches to 95 % of the best, mean over {seeds} seeds, median over the groups of each table; in brackets how often evidence needed no more.",
         "",
-        "| table | groups | evidence | TPE | GP | random | untuned default |",
-        "|---|---|---|---|---|---|---|",
+        "| table | groups | evidence | TPE | GP | random | evidence ÷ random | the same where random needs more than two | at most half of random's | untuned default |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for title, file, params, objective, group, where in TABLES:
         if not (folder / file).is_file():
@@ -180,7 +180,9 @@ def tables(folder: Path, seeds: int) -> list[str]:
         against = {name: total[f"against_{name}"]["never_more_on"] for name in ("tpe", "gp", "random")}
         lines.append(
             f"| {title} | {total['groups']} | {median['evidence']:.1f} | {median['tpe']:.1f} ({against['tpe']:.0%}) | {median['gp']:.1f} ({against['gp']:.0%}) | "
-            f"{median['random']:.1f} ({against['random']:.0%}) | {total['default']['median_share_of_best']:.0%} of the best |"
+            f"{median['random']:.1f} ({against['random']:.0%}) | {total['against_random']['median_ratio']:.2f} | "
+            f"{'none' if (above := total['against_random']['median_ratio_above_two_launches']) is None else f'{above:.2f}'} | {'yes' if total['half_of_random'] else 'no'} | "
+            f"{total['default']['median_share_of_best']:.0%} of the best |"
         )
         print(lines[-1], json.dumps({"speed": found["speed"], "half": total["half_of_random"], "ratio": total["against_random"]["median_ratio"]}), file=sys.stderr, flush=True)
     return lines

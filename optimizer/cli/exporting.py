@@ -44,10 +44,10 @@ def copy(ctx: click.Context, study: str, file: Path | None, name: str | None, as
 
 @click.command()
 @click.argument("study")
-@click.option("--latency", default="tpot_p50_ms", show_default=True, help="The latency metric: ttft_p50_ms, ttft_p99_ms, e2e_p90_ms …")
+@click.option("--latency", help="The latency metric: ttft_p50_ms, ttft_p99_ms, e2e_p90_ms … Default: the one of run --tradeoff, else tpot_p50_ms.")
 @json_option
 @click.pass_context
-def tradeoff(ctx: click.Context, study: str, latency: str, as_json: bool) -> None:
+def tradeoff(ctx: click.Context, study: str, latency: str | None, as_json: bool) -> None:
     """Show which measured settings and loads of STUDY nobody beats in throughput and latency at once."""
     from optimizer.wiring.tradeoff import tradeoff as front
 

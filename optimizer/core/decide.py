@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from optimizer.core import boxes, checks, closing, drift, early, picture, prior, rank, sampling, verdicts
+from optimizer.core import boxes, checks, closing, drift, early, picture, prior, rank, sampling, tradeoff, verdicts
 from optimizer.core.decision import BoxesDecision, Decision, PartDecision, Waiting
 from optimizer.core.decision import Conclude as Conclude
 from optimizer.core.decision import Finished as Finished
@@ -201,6 +201,13 @@ def _provisional(state: State, plan: Plan) -> PartDecision | None:
 def _target_shown(state: State, plan: Plan) -> PartDecision | None:
     """Where the current baseline meets the target: confirm a promotion by a fresh launch, or end."""
     assert state.spec is not None
+    if tradeoff.wanted(state):
+        return None  # the target is no reason to stop while the front still grows
+    return _shown(state, plan)
+
+
+def _shown(state: State, plan: Plan) -> PartDecision | None:
+    assert state.spec is not None
     confirmed = state.base_arm.confirmed
     shown = state.promoted and confirmed is not None and verdicts.point_meets_target(state, confirmed.points)
     if not shown and not verdicts.meets_target(state, state.base_arm):
@@ -252,6 +259,17 @@ def _choose(state: State, plan: Plan) -> Decision | None:
     return Conclude(kind, body, state.base_arm.evidence_entry or None)
 
 
+def _explore(state: State, plan: Plan) -> Decision | None:
+    """One more point of the front, once no cause is worth a launch any more."""
+    body = tradeoff.chosen(state, plan, rank.view(state, plan), rank.ground(state, plan))
+    return Conclude("chosen", body, state.base_arm.evidence_entry or None) if body is not None else None
+
+
+def _front_is_known(state: State, plan: Plan) -> PartDecision | None:
+    """The target was left aside while the front was searched: it is looked at when no space has a point left."""
+    return _shown(state, plan) if tradeoff.wanted(state) and tradeoff.TRADEOFF not in boxes.pending(state) else None
+
+
 def _nothing_left(state: State, plan: Plan) -> PartDecision | None:
     """No hypothesis is worth a launch any more: confirm what was promoted, then say how it ends."""
     if boxes.pending(state):
@@ -298,6 +316,7 @@ def _propose(state: State, plan: Plan, test: Test) -> Step:
         grids=dict(test.grids),
         try_first=sampling.try_first(state, plan, test),
         rejected=sampling.rejected_points(test),
+        tradeoff=test.hypothesis == tradeoff.TRADEOFF,
     )
 
 
@@ -397,5 +416,7 @@ _RULES: tuple[Callable[[State, Plan], PartDecision | None], ...] = (
     _beyond_hardware,
     _check,
     _choose,
+    _explore,
+    _front_is_known,
     _nothing_left,
 )

@@ -86,7 +86,7 @@ def history(state: State, plan: Plan, test: Test) -> tuple[Trial, ...]:
         params = {name: point[name] for name in test.space_params if point.get(name) is not None}
         value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
         if value is not None or arm.crashed:
-            rows.append(Trial(params=params, value=value, infeasible=value is None, violations=_violations(state, arm)))
+            rows.append(Trial(params=params, value=value, infeasible=value is None, violations=_violations(state, arm), second=_second(state, arm)))
     for arm, carried in boxes.measured_elsewhere(state):
         params = {name: arm.settings.values[name] for name in test.space_params if arm.settings.values.get(name) is not None}
         rows.append(Trial(params=params, value=carried, infeasible=carried is None, violations=_violations(state, arm)))
@@ -167,6 +167,13 @@ def rejected_points(test: Test) -> tuple[dict[str, Value], ...]:
     return tuple(dict(one["params"]) for one in test.rejected if not one["infeasible"])
 
 
+def _second(state: State, arm: ArmState) -> float | None:
+    """The other side of a trade-off: ln of the latency of the latest launch, negated."""
+    assert state.spec is not None
+    value = arm.results[-1].points[0].metrics.get(state.spec.tradeoff) if state.spec.tradeoff and arm.results else None
+    return round(-math.log(value), 9) if value is not None and value > 0 else None
+
+
 def _violations(state: State, arm: ArmState) -> dict[str, float]:
     """How far the latest launch of an arm is beyond each guard, in shares of it; at most 0 where the guard holds."""
     assert state.spec is not None
@@ -194,11 +201,11 @@ def refused_proposal(state: State, test: Test, ground: Ground, tried: set[str]) 
         return None
     if not test.changes:
         why = f"No point of {test.space} is left that is worth a launch."
-        return {"kind": "unavailable", "hypothesis": test.hypothesis, "params": {}, "why": why, "source": "sampler"}
+        return {"kind": "unavailable", "hypothesis": test.hypothesis, "params": {}, "why": why, "source": "sampler", "space": test.space}
     refusals = refuse(test.changes, ground, tried=tried)
     if not refusals:
         return None
     found = {**refusals[0].plain(), "params": dict(test.changes), "hypothesis": test.hypothesis}
     if len(test.rejected) + 1 >= MOST_REJECTED:
-        return {**found, "why": f"{MOST_REJECTED} proposals in a row may not be launched; the last: {found['why']}"}
+        return {**found, "space": test.space, "why": f"{MOST_REJECTED} proposals in a row may not be launched; the last: {found['why']}"}
     return {**found, "about": "proposal"}

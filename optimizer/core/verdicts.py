@@ -12,6 +12,7 @@ from optimizer.core.hopeless import hopeless
 from optimizer.core.judge import judge
 from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State, Test, log_value, metric_value
+from optimizer.core.tradeoff import TRADEOFF
 from optimizer.model.measurement import LoadPoint
 from optimizer.model.settings import Settings
 from optimizer.model.verdict import Judgement
@@ -26,6 +27,8 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
     assert test.settings is not None and state.spec is not None
     candidate, baseline = state.arm(test.settings), state.base_arm
     digest = test.settings.digest
+    if test.hypothesis == TRADEOFF and test.judgement is not None and test.judgement.verdict not in ("supported", "partial"):
+        return conclude("deferred", _body(test, test.judgement.verdict, _front_point(state, candidate, baseline, test.judgement)), test.entry)
     if test.judgement is not None and test.judgement.final:
         return conclude(*_settle(state, test, test.judgement))
     if candidate.crashed is not None:
@@ -72,6 +75,14 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
         given_up = {**_body(test, "unresolved", f"{said}and another launch of the {purpose} is not to be had: {why_not}"), "bayes_db": test.judgement.bayes_db}
         return conclude("deferred", given_up, test.entry)
     return bring_up(state, test.settings if purpose == "candidate" else state.baseline, purpose)
+
+
+def _front_point(state: State, candidate: ArmState, baseline: ArmState, judgement: Judgement) -> str:
+    """What one launch showed of a point of the front: slower is no harm there, where its latency is smaller."""
+    assert state.spec is not None
+    now, was = (arm.results[-1].points[0].metrics.get(state.spec.tradeoff) if arm.results else None for arm in (candidate, baseline))
+    delay = f", {state.spec.tradeoff} {now:.4g} ms against {was:.4g} ms" if now is not None and was is not None else ""
+    return f"measured for the front: ×{judgement.ratio:.3f}{delay}; {judgement.reason or 'not decided'}"
 
 
 def _hopeless(state: State, plan: Plan, test: Test) -> str:

@@ -130,13 +130,14 @@ class Propose(Frozen):
     grids: dict[str, list[Value]] = Field(default_factory=dict)  # what is left of a parameter's values on this build
     try_first: tuple[dict[str, Value], ...] = ()  # points that did well in earlier studies
     rejected: tuple[dict[str, Value], ...] = ()  # proposals that a rule refused before a launch
+    tradeoff: bool = False  # of ``value`` against ``second`` of the trials
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Written only where it says something, so that intents of older journals are recomputed byte for byte."""
         data: dict[str, Any] = handler(self)
-        empty = {"pending": (), "grids": (), "try_first": (), "rejected": ()}
-        return {name: value for name, value in data.items() if not (name in empty and not value) and not (name == "sampler" and value == "tpe")}
+        optional = ("pending", "grids", "try_first", "rejected", "tradeoff")
+        return {name: value for name, value in data.items() if not (name in optional and not value) and not (name == "sampler" and value == "tpe")}
 
 
 class Restore(Frozen):

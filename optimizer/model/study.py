@@ -92,6 +92,7 @@ class StudySpec(Frozen):
     prior_art: tuple[PriorArt, ...] = ()  # known-good results that were there when the study opened
     earlier: tuple[EarlierStudy, ...] = ()  # launches of earlier studies that were there when the study opened
     sampler: Sampler = "gp"
+    tradeoff: str = ""  # a latency metric: the front of throughput against it is searched as well
     policy_version: int = POLICY_VERSION
     boxes: tuple[BoxSpec, ...] = ()  # of a study on several; ``host``, ``launch`` and ``port`` are the first one's
 

@@ -23,7 +23,7 @@ def answered(step: Propose, space: Space, directions: Sequence[Direction] = ()) 
     searched = tuple(param for param in params if param.name not in unimportant)
     values = propose(
         space, searched, step.history, step.seed, fixed=step.fixed, pending=step.pending, rejected=step.rejected, try_first=step.try_first,
-        sampler=step.sampler, directions=directions,
+        sampler=step.sampler, tradeoff=step.tradeoff, directions=directions,
     )  # fmt: skip
     _, left_out = split(params, step.history, step.fixed)
     body: dict[str, Any] = {"params": dict(values)}
@@ -41,6 +41,8 @@ def _narrowed(param: Param, grids: dict[str, list[Value]]) -> Param:
 
 def _unimportant(params: Sequence[Param], step: Propose) -> dict[str, float]:
     """Dimensions whose share of the variance is next to nothing, once enough launches were measured; never the last one."""
+    if step.tradeoff:  # what does not move the rate may move the latency
+        return {}
     shares = importance(params, step.history, step.fixed)
     found = {name: share for name, share in shares.items() if share < NO_MATTER}
     return found if len(found) < len(params) else {}

@@ -50,6 +50,7 @@ from optimizer.wiring.roots import Roots as Roots
 from optimizer.wiring.roots import journal_of as journal_of
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a folder here and on the box, and part of every launch id
+_LATENCY = re.compile(r"(ttft|tpot|itl|e2e)_p[0-9]{1,2}_ms")
 PINNED_PACKAGES = ("optuna", "pydantic", "asyncssh", "httpx", "sqlite-utils")
 EXIT_OF_ENDING = {
     "met": 0, "not_met": 3, "unreachable_by_configuration": 3, "nothing_to_tune": 3, "unfit": 4, "needs_operator": 5,
@@ -87,6 +88,7 @@ class Options:
     seed: int | None = None
     prior: tuple[str, ...] = ()
     sampler: Sampler = "gp"
+    tradeoff: str = ""
 
 
 def library(roots: Roots) -> Library:
@@ -183,6 +185,7 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_r
         prior_art=known.prior_art,
         earlier=known.earlier,
         sampler=options.sampler,
+        tradeoff=options.tradeoff,
         seed=options.seed if options.seed is not None else int(study, 16) % 100_000 if _is_hex(study) else 0,
     )
     return Prepared(spec=spec, folder=folder)
@@ -208,6 +211,8 @@ def _check_numbers(options: Options) -> None:
         raise UsageError(f"A budget of {options.launches} launches cannot test anything.", hint="Give at least --launches 2.")
     if not 0 < options.minutes < math.inf:
         raise UsageError("The budget must be longer than 0 minutes, and end one day.", hint="Example: --budget 2h")
+    if options.tradeoff and not _LATENCY.fullmatch(options.tradeoff):
+        raise UsageError(f"--tradeoff {options.tradeoff!r} is no latency that is measured.", hint="Examples: tpot_p50_ms, ttft_p99_ms, e2e_p90_ms")
     numbers = {"--guard-minutes": options.guard_minutes, "--confirm-window": options.confirm_window_s, "--time-scale": options.time_scale}
     for name, value in numbers.items():
         if value is not None and not math.isfinite(value):

@@ -1,0 +1,125 @@
+"""A study with --tradeoff: the front of throughput against latency is searched with the launches that are left, and ends by itself."""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.core.plan import Plan
+from optimizer.core.state import State
+from optimizer.core.tradeoff import TRADEOFF, FrontPoint, area, front, measured
+from optimizer.errors import UsageError
+from optimizer.model.base import Value
+from optimizer.model.measurement import Measurement
+from optimizer.model.outcome import Done, Outcome
+from optimizer.model.settings import Settings
+from optimizer.model.space import Param, Space
+from optimizer.model.step import Measure, Propose, Step
+from optimizer.model.study import Budget
+from optimizer.report.prose import sentence
+from optimizer.runner.loop import drive
+from optimizer.runner.recorded import MemoryLog, verify
+from optimizer.search.answer import answered
+from optimizer.wiring import Options, Roots, prepare
+from tests.unit.core.model_box import GRAPHS, ModelBox, spec
+
+ADMITTED = (1, 2, 4, 8, 16, 32, 64, 128)
+SPACE = Space(id="test/scheduler", engine="any", params=(Param(name="max_running_requests", flag=("--max-running-requests",), type="int", grid=ADMITTED),))
+PLAN = Plan(playbooks=(GRAPHS,), spaces=(SPACE,), digest="test")
+LATENCY = "tpot_p50_ms"
+
+
+def speed(values: Mapping[str, Value]) -> float:
+    """More requests at once: more tokens/s, and each token takes longer. Above 32 only the latency grows."""
+    admitted = values.get("max_running_requests", 16)
+    assert isinstance(admitted, int)
+    return 400.0 * min(admitted, 32) ** 0.5 / (3.0 if values.get("disable_cuda_graph") else 1.0)
+
+
+class Box(ModelBox):
+    def _do(self, step: Step) -> Outcome:
+        if isinstance(step, Propose):
+            return Done(body=answered(step, SPACE))
+        outcome = super()._do(step)
+        if isinstance(step, Measure) and isinstance(outcome, Done):
+            admitted = self.running[step.launch].get("max_running_requests", 16)
+            assert isinstance(admitted, int)
+            point = Measurement.model_validate(outcome.body["measurement"]).points[0]
+            point = point.model_copy(update={"metrics": {**point.metrics, LATENCY: 5.0 + 0.5 * admitted}})
+            return outcome.model_copy(update={"body": {**outcome.body, "measurement": Measurement(points=(point,)).plain()}})
+        return outcome
+
+
+def run(target: str = "1000tps@16", **changes: Any) -> tuple[Box, State, MemoryLog]:
+    box, log = Box({"disable_cuda_graph": True, "max_running_requests": 16}, speed), MemoryLog()
+    study = spec(target, budget=Budget(minutes=100_000, launches=changes.pop("launches", 16)), **{"tradeoff": LATENCY, **changes})
+    log.append("opened", {"spec": study.plain()}, expect=0)
+    return box, asyncio.run(drive(log, box, PLAN)), log
+
+
+def tried(log: MemoryLog) -> list[Any]:
+    return [entry.body["outcome"]["body"]["params"] for entry in log.read() if entry.kind == "outcome" and entry.body["step"] == "propose"]
+
+
+def test_the_cause_first_then_the_front_then_the_ending() -> None:
+    _, state, log = run()
+    chosen = [entry.body["hypothesis"] for entry in log.read() if entry.kind == "chosen"]
+    assert chosen[0] == "cuda-graph-disabled" and set(chosen[1:]) == {TRADEOFF}, "a cause is worth more than a point of the front"
+    assert state.closed is not None and state.closed["ending"] == "met", "met before the front was searched, and not forgotten"
+    found = front(measured(state, LATENCY, 16))
+    assert len(found) >= 3
+    assert all(left.rate > right.rate and left.latency_ms > right.latency_ms for left, right in itertools.pairwise(found))
+    assert verify(log.read(), lambda seq: PLAN).mismatches == ()
+
+
+def test_without_the_option_the_study_ends_where_its_target_is_met() -> None:
+    _, state, log = run(tradeoff="")
+    assert tried(log) == [] and state.closed is not None and state.closed["ending"] == "met"
+
+
+def test_both_sides_are_told_to_the_sampler() -> None:
+    _, _, log = run()
+    steps = [entry.body["step"] for entry in log.read() if entry.kind == "intent" and entry.body["step"]["kind"] == "propose"]
+    assert steps and all(step["tradeoff"] for step in steps)
+    shown = [sentence(entry) for entry in log.read() if entry.kind == "deferred"]
+    assert any("measured for the front: ×0." in text and f"{LATENCY} 7 ms against 13 ms" in text for text in shown), shown
+    assert all(trial["second"] == pytest.approx(-math.log(5.0 + 0.5 * 16)) for trial in steps[0]["history"])
+
+
+def test_it_ends_when_the_front_no_longer_grows() -> None:
+    """With a budget for everything, what only costs latency is not measured for ever; nor is any point measured twice."""
+    _, state, log = run(launches=60)
+    points = tried(log)
+    assert len({str(point) for point in points}) == len(points)
+    assert state.closed is not None and state.closed["launches"] + state.closed["launches_baseline"] < 20
+
+
+def test_a_budget_ends_it_and_keeps_the_launch_of_the_confirmation() -> None:
+    box, state, _ = run(launches=6)
+    assert state.closed is not None and state.closed["ending"] == "met"
+    assert len(box.launched) <= 7 and state.base_arm.confirmed is not None
+
+
+def test_a_latency_that_nobody_measures_ends_it_after_three_points() -> None:
+    _, state, log = run(tradeoff="itl_p99_ms", launches=40)
+    assert len(tried(log)) == 3 and state.closed is not None and state.closed["ending"] == "met"
+
+
+def test_what_is_no_latency_is_refused_before_anything_else(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no latency that is measured"):
+        prepare(Options(host="localhost", target=("1000tps",), tradeoff="speed"), Roots(runs=tmp_path))
+
+
+def test_the_area_under_the_front() -> None:
+    def at(rate: float, latency: float) -> FrontPoint:
+        return FrontPoint(Settings(), 16, rate, latency, 1)
+
+    one = area([at(math.e, 1.0)], 1.0, math.e)
+    assert one == pytest.approx(1.0)
+    assert area([at(math.e, 1.0), at(2.0, 1.5)], 1.0, math.e) == pytest.approx(one), "a beaten point adds nothing"
+    assert area([at(math.e, 1.0), at(math.e**2, 2.0)], 1.0, math.e) == pytest.approx(1.0 + (1.0 - math.log(2.0)) * 1.0)
+    assert area([at(0.5, 1.0)], 1.0, math.e) == 0.0
