@@ -1,0 +1,242 @@
+"""The long sweeps: whole studies on a real server process, disturbed at one place after another, far more of them than the tests can
+afford. Each case is one study on a box of its own; what it must end as is asserted on the box itself.
+
+    python benchmarks/sweeps/run.py kills --count 1000          # the coordinator killed at random again and again, one seed each
+    python benchmarks/sweeps/run.py signals gone roles          # every case of these three
+    python benchmarks/sweeps/run.py all --minutes 120           # whatever fits, taken in turn from every family
+
+A line for each case goes to stderr, the counts go to stdout as JSON; exit 1 if one case failed. On a quiet machine a case takes about
+half a minute."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.crash.test_kill_and_resume import finished, kill_at_random, killed, random_gaps  # noqa: E402
+from tests.e2e.fastbox import FastBox, check_ledger, entries, wait_until  # noqa: E402
+from tests.e2e.pdbox import NAMES, PDBox  # noqa: E402
+
+
+class Case(NamedTuple):
+    name: str
+    run: Callable[[Path], None]
+
+
+# Where a study is when something happens to it: phase -> the passage that tells of it.
+PHASES = {
+    "look": "box.hello.after:1",
+    "lock": "box.lock.after:1",
+    "guard": "box.secure.after:1",
+    "calibrate": "box.run_job.output:5",
+    "measure the baseline": "box.run_job.output:16",
+    "decide": "loop.before_intent:6",
+    "launch": "box.launch.after:1",
+    "prove identity": "box.listeners.after:1",
+    "measure a launch": "box.run_job.output:34",
+    "stop a launch": "box.sweep.before:2",
+    "launch again": "box.launch.after:2",
+    "close": "box.order.before:1",
+}
+
+
+def words_of(box: FastBox, study: str, owned: bool, *more: str) -> list[str]:
+    if owned:
+        box.serve()
+    return box.study(study, "--finish", "restore", *more, launch=not owned)
+
+
+def left_as_found(box: FastBox, owned: bool) -> None:
+    box.assert_clean(serving=owned)
+    assert box.serving_argv() == ([box.argv] if owned else []), box.serving_argv()
+
+
+# ---- the coordinator killed at random -------------------------------------------------------------------------------------
+
+
+def kills(box: FastBox, seed: int) -> None:
+    kill_at_random(box, f"random{seed}", random_gaps(seed))
+    finished(box, f"random{seed}")
+
+
+# ---- Ctrl-C, SIGTERM, Ctrl-C twice ----------------------------------------------------------------------------------------
+
+
+def signalled(box: FastBox, phase: str, how: str) -> None:
+    name, count = PHASES[phase].split(":")
+    trace = box.folder / "trace"
+    trace.write_text("")
+    process = box.start(*words_of(box, "signalled", True), OPTIMIZER_CRASH_TRACE=str(trace))
+
+    def there() -> bool:
+        assert process.poll() is None, f"it ended before: {box.told(process)}"
+        return trace.read_text().split().count(name) >= int(count)
+
+    wait_until(there, 120, phase)
+    process.send_signal(signal.SIGTERM if how == "SIGTERM" else signal.SIGINT)
+    if how == "twice":
+        time.sleep(0.6)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    done = box.finish(process, 75)
+    assert "Traceback" not in done.err, done.err
+    if done.exit == 5:  # allowed where the guard is slower than ten seconds: it goes on by itself, and `stop` closes
+        assert how == "twice" and "optimize stop signalled" in done.err, done.err
+        wait_until(lambda: box.answers() and not box.marked(), 60, "the guard brings the original back")
+        assert box("stop", "signalled", "--json").exit == 0
+    else:
+        allowed = [(130, "interrupted")] + ([(0, "met")] if phase == "close" else [])
+        assert (done.exit, done.json["ending"]) in allowed, (done.exit, done.err)
+    left_as_found(box, True)
+    check_ledger(box, "signalled")
+    assert entries(box.runs / "signalled")[-1].kind == "closed"
+    assert box("replay", "signalled", "--verify", "--json").json["identical"]
+
+
+# ---- the coordinator killed, and never back -------------------------------------------------------------------------------
+
+
+def gone(box: FastBox, phase: str, owned: bool) -> None:
+    assert killed(box, words_of(box, "gone", owned, "--guard-minutes", "0.5"), PHASES[phase]), "the point was not passed"
+    wait_until(lambda: not box.marked() and box.answers() == owned, 90, "the guard gives the box back")
+    assert box.serving_argv() == ([box.argv] if owned else [])
+    done = box("stop", "gone", "--json")
+    assert done.exit in (0, 5) and done.json["promoted"] == [], done.err
+    left_as_found(box, owned)
+    check_ledger(box, "gone")
+
+
+# ---- deployments of prefill, decode and router -----------------------------------------------------------------------------
+
+
+def role_boundary(box: PDBox, passage: int) -> None:
+    """The coordinator dies at the boundary of a step that handles the roles, and is resumed."""
+    box.serve()
+    before = box.serving()
+    words = box.study("roles", "--finish", "restore", launch=False)
+    if killed(box, words, f"*:{passage}"):
+        words = ["resume", "roles", "--json"]
+    done = box(*words)
+    assert done.decision[0] == "met", done.err
+    assert box.serving() == before and box.answers()
+    box.assert_clean(serving=True)
+    assert box("replay", "roles", "--verify", "--json").json["identical"]
+
+
+# The moments at which a role dies: text that the study has said by then, and seconds after it.
+MOMENTS = {
+    "launch": ("Launching (candidate)", 0.0), "readiness": ("Waiting until", 0.3), "window": ("(candidate): c=", 0.5), "late window": ("(candidate): c=", 1.5),
+}  # fmt: skip
+
+
+def role_dies(box: PDBox, role: str, moment: str, owned: bool) -> None:
+    """The launch goes with it, nothing of what is left is used, and what was there before is there again."""
+    if owned:
+        box.serve()
+    before = box.serving()
+    process = box.start(*box.study("dies", "--finish", "restore", launch=not owned))
+    text, after_s = MOMENTS[moment]
+    if not owned:
+        text = text.replace("(candidate)", "(baseline)")
+
+    def victim() -> int | None:
+        assert process.poll() is None, box.told(process)
+        if text not in box.told(process):
+            return None
+        ours = {pid for pid, launch in box.marked().items() if launch.startswith("dies:")}
+        return next((pid for pid in sorted(ours) if is_role(box.words_of(pid), role)), None)
+
+    wait_until(victim, 120, f"{role} is there")
+    time.sleep(after_s)
+    if (pid := victim()) is not None:
+        os.kill(pid, signal.SIGKILL)
+    done = box.finish(process)
+    assert "Traceback" not in done.err, done.err
+    outcomes = [entry.body["outcome"] for entry in entries(box.runs / "dies") if entry.kind == "outcome"]
+    failed = [one for one in outcomes if one["status"] == "failed"]
+    assert failed and failed[0]["cause"] in ("crashed", "exited"), (failed, done.err)
+    assert box.serving() == before
+    box.assert_clean(serving=owned)
+    assert box("replay", "dies", "--verify", "--json").json["identical"]
+
+
+def is_role(words: list[str], role: str) -> bool:
+    return ("sglang_router.launch_router" in words) if role == "router" else ("--disaggregation-mode" in words and role in words)
+
+
+# ---- all of it --------------------------------------------------------------------------------------------------------------
+
+
+def on_a_box(check: Callable[..., None], *given: Any, made: type[FastBox] = FastBox) -> Callable[[Path], None]:
+    def run(folder: Path) -> None:
+        box = made(folder)
+        try:
+            check(box, *given)
+        finally:
+            box.close()
+
+    return run
+
+
+def families(first: int, count: int) -> dict[str, list[Case]]:
+    return {
+        "kills": [Case(f"seed {seed}", on_a_box(kills, seed)) for seed in range(first, first + count)],
+        "signals": [Case(f"{how} at: {phase}", on_a_box(signalled, phase, how)) for phase in PHASES for how in ("SIGINT", "SIGTERM", "twice")],
+        "gone": [
+            Case(f"killed at: {phase}, {'an original' if owned else 'none'}", on_a_box(gone, phase, owned)) for phase in PHASES for owned in (True, False)
+        ],
+        "roles": [
+            *(Case(f"{role} dies: {moment}, {'theirs' if owned else 'described'}", on_a_box(role_dies, role, moment, owned, made=PDBox))
+              for moment in MOMENTS for role in NAMES for owned in (True, False)),
+            *(Case(f"coordinator dies at passage {passage}", on_a_box(role_boundary, passage, made=PDBox)) for passage in range(12, 12 * 37, 12)),
+        ],
+    }  # fmt: skip
+
+
+def tried(family: str, case: Case) -> bool:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="optimize-sweep-") as folder:
+        try:
+            case.run(Path(folder))
+        except Exception:  # noqa: BLE001  one failed case must not cost the others
+            print(f"{family}: {case.name}: FAILED\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            return False
+    print(f"{family}: {case.name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", nargs="+", choices=[*families(1, 0), "all"])
+    parser.add_argument("--first", type=int, default=1, help="first seed of `kills`")
+    parser.add_argument("--count", type=int, default=1000, help="how many seeds of `kills`")
+    parser.add_argument("--skip", type=int, default=0, help="cases of each family that were run before")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after this time")
+    given = parser.parse_args()
+    chosen = {name: cases[given.skip :] for name, cases in families(given.first, given.count).items() if name in given.family or "all" in given.family}
+    end = time.monotonic() + given.minutes * 60
+    counts = {name: {"run": 0, "failed": 0, "of": len(cases)} for name, cases in chosen.items()}
+    for row in zip_longest(*([(name, case) for case in cases] for name, cases in chosen.items())):
+        for family, case in filter(None, row):
+            if time.monotonic() < end:
+                counts[family]["run"] += 1
+                counts[family]["failed"] += not tried(family, case)
+    print(json.dumps(counts))
+    sys.exit(any(one["failed"] for one in counts.values()))
+
+
+if __name__ == "__main__":
+    main()
