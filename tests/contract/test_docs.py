@@ -271,6 +271,15 @@ def test_the_regression_gate_is_a_workflow_whose_commands_exist() -> None:
         understood(shlex.split(command.split(" > ")[0])[1:])
 
 
+def test_exit_codes_of_the_gate_are_those_of_bench() -> None:
+    from optimizer.cli import benching
+    from optimizer.errors import Interrupted, UsageError
+
+    text = (ROOT / "docs" / "ecosystem.md").read_text(encoding="utf-8").partition("## A regression gate")[2].partition("\n## ")[0]
+    rows = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    assert rows == {0, benching.EXIT_NOT_MET, benching.EXIT_NOTHING_VALID, UsageError.exit_code, Interrupted.exit_code}
+
+
 def test_the_table_of_errors_is_current() -> None:
     done = run([sys.executable, "scripts/docs/errors_table.py", "--check"], ROOT)
     assert done.returncode == 0, done.stderr
