@@ -6,8 +6,9 @@ Another kernel, another batch shape or another reduction order changes the last 
 turns a tie into another word, after which the texts have nothing in common. So a first differing token does not count
 where the model had no clear preference and the other token was among those it might as well have taken: less than
 ``TIE_NATS`` of log probability behind. Servers that give no log probabilities are compared by words, where every
-difference counts. Then the count is tested against the reference's own
-(``stats.agreement``), so a single odd prompt among eight is never called a change: it is said and not judged."""
+difference counts. Then chance is asked (``stats.agreement``): where both sides were asked often enough, whether a probe that is
+answered otherwise every time could be a server's own whim; else whether more probes differ than the reference's own, so that a
+single odd one among eight is never called a change: it is said and not judged."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from optimizer.model.answers import TIE_NATS, AnswerComparison, AnswerPass, ProbeAnswer
-from optimizer.stats.agreement import chance_of_as_many
+from optimizer.stats.agreement import chance_of_as_many, chance_of_separation
 
 ERROR = 0.05
+FEW = 3  # probes of eight that the count alone never decides: repetition is asked where it decides these
 SHORTEST = 4  # tokens that the reference must repeat before a prompt can be compared with
 
 
@@ -38,7 +40,14 @@ def compare(reference: Sequence[AnswerPass], candidate: Sequence[AnswerPass]) ->
         answers, others = [one for one in known if one is not None], [one for one in found if one is not None]
         if answers and others:
             rows.append(_Prompt(answers, others))
-    return _judge(rows, asked=len(after[-1].answers), passes=len(before))
+    repeats = (_repeats(before), _repeats(after))
+    return _judge(rows, asked=len(after[-1].answers), passes=len(before), repeats=repeats)
+
+
+def _repeats(passes: Sequence[AnswerPass]) -> int:
+    """Passes that were complete and are known to be repetitions, with log probabilities: without them another kernel's tie,
+    taken the same way each time, would look like a change."""
+    return sum(one.repeat > 0 and all(answer is not None and bool(answer.margins) for answer in one.answers) for one in passes)
 
 
 class _Prompt:
@@ -78,11 +87,16 @@ def is_tie(answer: ProbeAnswer, at: int, other: ProbeAnswer) -> bool:
     return at >= len(other.tokens) or not answer.close or other.tokens[at] in answer.close.get(at, ())
 
 
-def _judge(rows: Sequence[_Prompt], *, asked: int, passes: int) -> AnswerComparison:
+def _judge(rows: Sequence[_Prompt], *, asked: int, passes: int, repeats: tuple[int, int]) -> AnswerComparison:
     settled = [row for row in rows if row.settled]
     differing, ties = sum(row.differs for row in settled), sum(row.tie for row in settled)
     own = sum(row.own_differs for row in rows)
-    chance = chance_of_as_many(differing, len(settled), own, len(rows)) if settled else 1.0
+    each_time = bool(settled) and chance_of_separation(FEW, len(settled), repeats[1], repeats[0]) <= ERROR
+    if each_time:
+        chance = chance_of_separation(differing, len(settled), repeats[1], repeats[0])
+    else:
+        chance = chance_of_as_many(differing, len(settled), own, len(rows)) if settled else 1.0
+    often = f" each time (asked {repeats[0]} times as found, {repeats[1]} times so)" if each_time else ""
 
     def closed(verdict: str, why: str) -> AnswerComparison:
         return AnswerComparison.model_validate(
@@ -103,13 +117,13 @@ def _judge(rows: Sequence[_Prompt], *, asked: int, passes: int) -> AnswerCompari
     if differing and chance <= ERROR:
         return closed(
             "changed",
-            f"{differing} of {len(settled)} probes are answered differently{tied}; the server as found differs from itself on {own} of "
+            f"{differing} of {len(settled)} probes are answered differently{often}{tied}; the server as found differs from itself on {own} of "
             f"{len(rows)} (chance {chance:.2g})",
         )
     if 2 * ties > len(settled):
         return closed("cannot_tell", f"{ties} of {len(settled)} answers leave the old ones where the model itself had no clear preference")
     if differing:
-        return closed("cannot_tell", f"{differing} of {len(settled)} probes are answered differently{tied}: too few to tell from chance; ask more (--probes)")
+        return closed("cannot_tell", f"{differing} of {len(settled)} probes are answered differently{often}{tied}: too few to tell from chance; ask more (--probes)")
     return closed("same", f"all {len(settled)} probes are answered as before{tied}")
 
 

@@ -22,6 +22,9 @@ PROBE_TOKENS = 32
 # In 16-bit floats logits of 16 to 32 are 0.125 apart; half a nat is four such steps.
 TIE_NATS = 0.5
 MOST_PROBES, FEWEST_PROBES = 64, 4
+# How often a launch is asked. Six against five repetitions are the fewest that settle a single probe of eight
+# (``stats.agreement.chance_of_separation``); equal numbers would need one more of each.
+BASELINE_PASSES, CANDIDATE_PASSES = 6, 5
 
 
 class ProbeAnswer(Frozen):
@@ -35,15 +38,17 @@ class ProbeAnswer(Frozen):
 
 
 class AnswerPass(Frozen):
-    """Every probe once, in order; None for a probe that got no answer. ``probes`` is the digest of the prompts."""
+    """Every probe once, in order; None for a probe that got no answer. ``probes`` is the digest of the prompts. ``repeat``: the how
+    manieth pass of this launch it is, from 1; 0 in records from before launches were asked more than twice."""
 
     probes: str
     answers: tuple[ProbeAnswer | None, ...]
+    repeat: int = 0
 
 
 class AnswerComparison(Frozen):
     """``same``: every probe is answered as before, up to choices that are ties for the model itself. ``changed``: more
-    probes differ than the reference differs from itself. ``cannot_tell``: neither is shown."""
+    probes differ than the reference differs from itself, or some differ each time. ``cannot_tell``: neither is shown."""
 
     verdict: Literal["same", "changed", "cannot_tell"]
     prompts: int  # compared with each other

@@ -18,6 +18,7 @@ from optimizer.model.canonical import digest
 
 LONGEST_PROBE = 20_000  # characters
 DEADLINE_S = 120.0  # all passes together; a server that makes ten tokens a second needs half a minute for one
+REPEATS_S = 20.0  # after that no pass is begun beyond the needed ones: on a fast server all of them take a few seconds
 AT_A_TIME = 8
 NO_RUNNER_UP = 20.0  # nats; the server named no second token
 
@@ -50,23 +51,30 @@ def read_probes(path: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-async def ask(box: Box, port: int, model: str, prompts: Sequence[str] = (), passes: int = 1, deadline_s: float = DEADLINE_S) -> list[AnswerPass]:
-    """Every probe ``passes`` times; no pass where nobody answered. Raises nothing for what the server or the link does."""
+async def ask(
+    box: Box, port: int, model: str, prompts: Sequence[str] = (), passes: int = 1, needed: int = 1, deadline_s: float = DEADLINE_S
+) -> list[AnswerPass]:
+    """Every probe ``passes`` times, on a slow server at least ``needed`` times; no pass where nobody answered. Raises nothing for
+    what the server or the link does."""
     asked = tuple(prompts) or PROBES
     try:
         host, here = await box.forward(port)
         async with Endpoint(f"http://{host}:{here}", api_key=box.api_key) as endpoint:
-            return await ask_endpoint(endpoint, model, asked, passes, deadline_s)
+            return await ask_endpoint(endpoint, model, asked, passes, deadline_s, needed)
     except (LinkLost, BoxError):
         return []
 
 
-async def ask_endpoint(endpoint: Endpoint, model: str, prompts: Sequence[str], passes: int, deadline_s: float = DEADLINE_S) -> list[AnswerPass]:
+async def ask_endpoint(
+    endpoint: Endpoint, model: str, prompts: Sequence[str], passes: int, deadline_s: float = DEADLINE_S, needed: int | None = None
+) -> list[AnswerPass]:
     """Complete passes, and a last one with gaps where the deadline cut it.
 
     Eight at a time: one after the other takes a slow server longer than its measurement. What that does to the last bits is
     in the reference's own repetition as well."""
-    name, end, found = digest(list(prompts)), asyncio.get_running_loop().time() + deadline_s, []
+    found: list[AnswerPass] = []
+    began = asyncio.get_running_loop().time()
+    name, end = digest(list(prompts)), began + deadline_s
     gate = asyncio.Semaphore(AT_A_TIME)
     state = {"margins": True, "gone": False}
 
@@ -85,10 +93,12 @@ async def ask_endpoint(endpoint: Endpoint, model: str, prompts: Sequence[str], p
                 state["margins"] = False  # this server gives no log probabilities
             return None
 
-    for _ in range(passes):
+    for index in range(passes):
+        if needed is not None and index >= needed and asyncio.get_running_loop().time() - began > REPEATS_S:
+            break
         answers = tuple(await asyncio.gather(*(one(prompt) for prompt in prompts)))
         if any(answer is not None for answer in answers):
-            found.append(AnswerPass(probes=name, answers=answers))
+            found.append(AnswerPass(probes=name, answers=answers, repeat=index + 1))
     return found
 
 

@@ -20,6 +20,7 @@ from optimizer.core.witness import judge as judge_witness
 from optimizer.endpoint.client import Endpoint
 from optimizer.engines.base import Engine
 from optimizer.evidence.bundle import bundle_from_files
+from optimizer.model.answers import BASELINE_PASSES, CANDIDATE_PASSES
 from optimizer.model.canonical import sha256_hex
 from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.measurement import Invalidity, LoadPoint, Measurement, ValidityCode
@@ -111,9 +112,10 @@ async def measure(
     log_text = files.get("server.log", b"").decode("utf-8", "replace")
     effective = adapter.readback(info if isinstance(info, dict) else None, bundle.evidence, log_text)
     # Last of all: it must neither be in the engine's counters nor cost the measurement if the server dislikes it. What the
-    # server as found repeats of itself is the yardstick, so it is asked twice.
+    # server as found repeats of itself is the yardstick, so even a slow one is asked twice.
     progress("answering the probes")
-    passes = await answers.ask(box, port, model, spec.probes, passes=2 if step.purpose == "baseline" else 1)
+    often, needed = (BASELINE_PASSES, 2) if step.purpose == "baseline" else (CANDIDATE_PASSES, 1)
+    passes = await answers.ask(box, port, model, spec.probes, often, needed)
     body: dict[str, Any] = {
         "measurement": measurement.plain(),
         "evidence": evidence.plain(),

@@ -1,12 +1,14 @@
 """Whether a setting changes the answers: by how far the server as found agrees with itself, never by a single tie."""
 
 import random
+from itertools import combinations, product
+from math import comb
 
 import pytest
 
 from optimizer.core.answers import compare
-from optimizer.model.answers import AnswerPass, ProbeAnswer
-from optimizer.stats.agreement import chance_of_as_many
+from optimizer.model.answers import BASELINE_PASSES, CANDIDATE_PASSES, AnswerPass, ProbeAnswer
+from optimizer.stats.agreement import chance_of_as_many, chance_of_separation
 
 
 def answer(words: str, margin: float = 3.0, **at: float) -> ProbeAnswer:
@@ -47,6 +49,43 @@ def test_it_takes_four_of_eight_against_a_reference_that_repeats_itself(count: i
     assert found is not None and found.verdict == verdict
     assert found.differing == count
     assert str(count) in found.why
+
+
+def again(passes: list[AnswerPass], times: int) -> list[AnswerPass]:
+    """The first of ``passes``, asked ``times`` times in one launch."""
+    return [passes[0].model_copy(update={"repeat": index + 1}) for index in range(times)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_a_probe_that_is_answered_otherwise_each_time_is_a_change_however_few_they_are(count: int) -> None:
+    found = compare(again(BEFORE, BASELINE_PASSES), again(changed(count), CANDIDATE_PASSES))
+    assert found is not None and found.verdict == "changed" and found.differing == count and found.chance <= 0.0175 / count
+    assert f"{count} of 8 probes are answered differently each time (asked 6 times as found, 5 times so)" in found.why
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_once_as_before_in_five_is_as_before(count: int) -> None:
+    now = [*again(changed(count), 4), BEFORE[0].model_copy(update={"repeat": 5})]
+    found = compare(again(BEFORE, BASELINE_PASSES), now)
+    assert found is not None and found.verdict == "same" and found.differing == 0
+
+
+@pytest.mark.parametrize(("before", "now"), [(6, 1), (2, 5), (3, 3), (4, 3)])
+def test_too_few_repetitions_leave_a_few_odd_probes_undecided(before: int, now: int) -> None:
+    found = compare(again(BEFORE, before), again(changed(2), now))
+    assert found is not None and found.verdict == "cannot_tell" and "ask more" in found.why
+    old = compare(BEFORE * 3, changed(2) * 5)  # records that do not say what is a repetition are judged as they were
+    assert old is not None and old.verdict == "cannot_tell" and old.chance == pytest.approx(chance_of_as_many(2, 8, 0, 8))
+
+
+def test_ties_and_words_are_no_change_by_repetition() -> None:
+    tied = [one_pass(*(answer(text, t5=0.2) for text in TEXTS))]
+    found = compare(again(tied, 6), again(changed(2), 5))
+    assert found is not None and found.verdict == "same" and found.near_ties == 2
+    bare = [one_pass(*(ProbeAnswer(tokens=tuple(text.split())) for text in TEXTS))]
+    other = [one_pass(*(ProbeAnswer(tokens=one.tokens) for one in changed(2)[0].answers if one))]
+    words = compare(again(bare, 6), again(other, 5))  # another kernel takes its ties the same way each time
+    assert words is not None and words.verdict == "cannot_tell"
 
 
 def test_a_difference_where_the_model_had_no_preference_is_no_change() -> None:
@@ -126,6 +165,12 @@ def test_false_alarms_stay_rare_whatever_the_servers_own_noise() -> None:
         alarms = sum(compare([asked(), asked()], [asked()]).verdict == "changed" for _ in range(1500))  # type: ignore[union-attr]
         assert alarms / 1500 <= 0.05, chance
 
+        def often(times: int) -> list[AnswerPass]:
+            return [asked().model_copy(update={"repeat": index + 1}) for index in range(times)]
+
+        alarms = sum(compare(often(6), often(5)).verdict == "changed" for _ in range(100))  # type: ignore[union-attr]
+        assert alarms <= 5, chance
+
 
 def test_a_real_change_is_found_beside_the_servers_own_noise() -> None:
     rng = random.Random(6)
@@ -137,6 +182,20 @@ def test_a_real_change_is_found_beside_the_servers_own_noise() -> None:
         other = [" ".join([*text.split()[:6], "lossy", "text"]) if rng.random() < 0.9 else text for text in TEXTS]
         found += compare([noisy(TEXTS), noisy(TEXTS)], [noisy(other)]).verdict == "changed"  # type: ignore[union-attr]
     assert found / 500 >= 0.9
+
+
+def test_separation_by_counting_all_ways() -> None:
+    """Every way to name the reference of 2 or 3 against 2 or 3 repetitions of up to three kinds; the worst split is within the bound."""
+    for before, now in ((2, 2), (3, 2), (2, 3), (3, 3)):
+        everyone = range(before + now)
+        worst = 0.0
+        for kinds in product((0, 1, 2), repeat=before + now):
+            ways = [named for named in combinations(everyone, before)
+                    if len({kinds[one] for one in named}) == 1 and all(kinds[one] != kinds[named[0]] for one in everyone if one not in named)]  # fmt: skip
+            worst = max(worst, len(ways) / comb(before + now, before))
+        assert worst == pytest.approx(chance_of_separation(1, 1, now, before))
+    assert chance_of_separation(1, 8, 5, 6) == pytest.approx(8 / 462)
+    assert chance_of_separation(1, 8, 5, 5) > 0.05 and chance_of_separation(0, 8, 5, 6) == chance_of_separation(3, 8, 0, 2) == 1.0
 
 
 def test_fishers_test() -> None:

@@ -13,7 +13,8 @@ import pytest
 from optimizer.core.answers import compare
 from optimizer.endpoint.client import Endpoint
 from optimizer.engines.simulator import prepare_box
-from optimizer.model.answers import PROBES, AnswerPass
+from optimizer.model.answers import BASELINE_PASSES, CANDIDATE_PASSES, PROBES, AnswerPass
+from optimizer.runner import answers as runner_answers
 from optimizer.runner.answers import ask_endpoint
 
 from ..simulator.client import Running, free_port, until_ready
@@ -48,13 +49,13 @@ async def asked(running: Running, passes: int) -> list[AnswerPass]:
 
 async def both(tmp_path: Path, *extra: str, nondeterminism: float = 0.0):
     with server(tmp_path / "a", nondeterminism=nondeterminism) as before, server(tmp_path / "b", *extra, nondeterminism=nondeterminism) as after:
-        reference, candidate = await asyncio.gather(asked(before, 2), asked(after, 1))
+        reference, candidate = await asyncio.gather(asked(before, BASELINE_PASSES), asked(after, CANDIDATE_PASSES))
     return reference, candidate, compare(reference, candidate)
 
 
 async def test_a_quantised_kv_cache_changes_the_answers(tmp_path: Path) -> None:
     reference, _, found = await both(tmp_path, "--kv-cache-dtype", "fp8_e4m3")
-    assert len(reference) == 2 and all(len(one.tokens) == 32 == len(one.margins) for one in reference[0].answers if one)
+    assert [one.repeat for one in reference] == [1, 2, 3, 4, 5, 6] and all(len(one.tokens) == 32 == len(one.margins) for one in reference[0].answers if one)
     assert found is not None and found.verdict == "changed", found
     assert found.reference_agreement == 1.0
 
@@ -74,6 +75,15 @@ async def test_a_server_that_decides_its_ties_by_chance_is_not_called_lossy(tmp_
     reference, _, found = await both(tmp_path, nondeterminism=0.5)
     assert reference[0] != reference[1]
     assert found is not None and found.verdict != "changed"
+
+
+async def test_a_slow_server_is_asked_as_often_as_needed_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_answers, "REPEATS_S", 0.0)
+    with server(tmp_path / "a") as running:
+        await until_ready(running)
+        async with Endpoint(f"http://127.0.0.1:{running.port}") as endpoint:
+            passes = await ask_endpoint(endpoint, "m", PROBES, BASELINE_PASSES, needed=2)
+    assert [one.repeat for one in passes] == [1, 2]
 
 
 async def test_a_server_that_is_gone_costs_nothing_but_the_answers() -> None:
