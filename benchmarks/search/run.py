@@ -11,6 +11,7 @@ import asyncio
 import json
 import math
 import random
+import re
 import statistics
 import sys
 import time
@@ -37,6 +38,7 @@ from optimizer.wiring.tables import TableOptions, replay_table
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "search.md"
+README = ROOT / "README.md"
 AT = (1, 2, 3, 5, 10, 20)
 ALONE = "(left alone)"
 # What an engineer would hand to a sampler: the answer of every box is among them.
@@ -188,6 +190,38 @@ def tables(folder: Path, seeds: int) -> list[str]:
     return lines
 
 
+def written(text: str, name: str, lines: list[str], where: Path) -> str:
+    before, mark, rest = text.partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- end of {name} -->")
+    if not mark or not end:
+        raise SystemExit(f"{where} has no place for {name}: <!-- {name} --> … <!-- end of {name} -->")
+    return before + mark + "\n".join(lines) + "\n" + end + after
+
+
+def figures(document: str) -> list[str]:
+    """The README's table: launches of each policy, from the two tables of docs/search.md."""
+    lines = ["| launches until … | evidence | Optuna TPE | random |", "|---|---|---|---|"]
+    for row in _rows(document, "boxes"):
+        box, policy, met, launches = row[:4]
+        if policy == "evidence":
+            lines.append(f"| the target of {box} is met, {_seeds(document, 'boxes')} seeds |")
+        share = f" (met in {met})" if met not in ("0%", "100%") else ""
+        lines[-1] += f" {launches}{share} |"
+    lines += [f"| 95 % of the best: {row[0]}{f', median of {row[1]} groups' if row[1] != '1' else ''} | {row[2]} | {row[3].split()[0]} | {row[5].split()[0]} |" for row in _rows(document, "tables")]
+    return lines
+
+
+def _rows(document: str, name: str) -> list[list[str]]:
+    part = document.partition(f"<!-- {name} -->")[2].partition(f"<!-- end of {name} -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def _seeds(document: str, name: str) -> str:
+    found = re.search(r"(\d+) seeds", document.partition(f"<!-- {name} -->")[2])
+    return found[1] if found else "?"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=20)
@@ -208,12 +242,9 @@ def main() -> None:
     if asked.write:
         text = DOCS.read_text(encoding="utf-8")
         for name, lines in parts.items():
-            before, mark, rest = text.partition(f"<!-- {name} -->\n")
-            _, end, after = rest.partition(f"<!-- end of {name} -->")
-            if not mark or not end:
-                raise SystemExit(f"{DOCS} has no place for {name}: <!-- {name} --> … <!-- end of {name} -->")
-            text = before + mark + "\n".join(lines) + "\n" + end + after
+            text = written(text, name, lines, DOCS)
         DOCS.write_text(text, encoding="utf-8")
+        README.write_text(written(README.read_text(encoding="utf-8"), "search", figures(text), README), encoding="utf-8")
 
 
 if __name__ == "__main__":
