@@ -61,7 +61,7 @@ def study_options(command: Any) -> Any:
         click.option("--tradeoff", metavar="METRIC", default="",
                      help="Also search the front of throughput against this latency (tpot_p50_ms, ttft_p99_ms …) with the launches that are left."),
         click.option("--study", help="Name of the study (default: six random hex digits)."),
-        click.option("--seed", type=int, help="Seed of prompts and orders (default: from the study's name)."),
+        click.option("--seed", type=int, help="Seed of prompts and orders, and of a simulated box's luck (default: from the study's name)."),
     ]  # fmt: skip
     for option in reversed(listed):
         command = option(command)

@@ -144,7 +144,7 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_r
     if host.kind == "sim":
         from optimizer.engines import simulator
 
-        box = simulator.prepare_box(host.name[4:], folder / "box", options.time_scale)
+        box = simulator.prepare_box(host.name[4:], folder / "box", options.time_scale, options.seed)
         base, scale = box.workload, box.time_scale
         launch = launch or LaunchSpec(argv=tuple(box.argv), env=dict(box.launch_env), cwd=str(box.cwd) if box.cwd else None)
         target_text = target_text or ([box.target] if box.target else [])

@@ -57,9 +57,19 @@ def read_box(name: str) -> dict[str, Any]:
         return tomllib.load(file)
 
 
-def prepare_box(name: str, root: Path, time_scale: float | None = None) -> SimBox:
+def _seed_of(written: Path, own: int, asked: int | None) -> int:
+    if asked is not None:
+        return own * 2**32 + asked % 2**32
+    try:
+        return int(json.loads(written.read_text())["seed"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return own
+
+
+def prepare_box(name: str, root: Path, time_scale: float | None = None, seed: int | None = None) -> SimBox:
     """Create (or refresh) the box's home under ``root``. ``time_scale``: virtual seconds per real second, the box's own by
-    default; above it rates lose accuracy, because a client's real time counts that many times."""
+    default; above it rates lose accuracy, because a client's real time counts that many times. ``seed``: another box of its kind, whose
+    launches have other luck; one that is there stays the one it is."""
     box = read_box(name)
     scale = float(box["time_scale"]) if time_scale is None else float(time_scale)
     if not (math.isfinite(scale) and 0.1 <= scale <= 1000):
@@ -80,6 +90,7 @@ def prepare_box(name: str, root: Path, time_scale: float | None = None) -> SimBo
     ):
         folder.mkdir(parents=True, exist_ok=True)
     box["time_scale"] = scale
+    box["seed"] = _seed_of(home / "box.json", int(box["seed"]), seed)
     (home / "box.json").write_text(json.dumps(box, indent=1))
     model = models / box["model"]["path"]
     model.mkdir(exist_ok=True)

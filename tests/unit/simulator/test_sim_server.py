@@ -34,6 +34,21 @@ def test_boxes_are_listed_and_an_unknown_name_says_so(tmp_path: Path) -> None:
         prepare_box("h200-7b", tmp_path, 0.0)
 
 
+def test_a_seed_is_another_box_of_its_kind_and_stays_it(tmp_path: Path) -> None:
+    def seed(root: Path) -> int:
+        return int(json.loads((root / "sim-h200-7b/box.json").read_text())["seed"])
+
+    prepare_box("h200-7b", tmp_path / "own")
+    prepare_box("h200-7b", tmp_path / "other", seed=3)
+    assert seed(tmp_path / "own") != seed(tmp_path / "other")
+    prepare_box("h200-7b", tmp_path / "other")  # as a study does that is resumed
+    prepare_box("h200-7b", tmp_path / "third", seed=4)
+    assert len({seed(tmp_path / name) for name in ("own", "other", "third")}) == 3
+    prepare_box("h200-7b", tmp_path / "again", seed=3)
+    assert seed(tmp_path / "other") == seed(tmp_path / "again")
+
+
+
 async def measured(
     server: Running, expected: float, tolerance: float, load: tuple[int, int, int, float, float]
 ) -> None:
