@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 from optimizer.core.state import fold
-from optimizer.errors import JournalError, UsageError
+from optimizer.errors import JournalError
 from optimizer.journal import Journal, Place
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, NotRecorded, RecordedExecutor
 from optimizer.runner.recorded import verify as verify_entries
+from optimizer.runner.recorded_boxes import RecordedBoxes, drive_recorded
 from optimizer.wiring import Roots, plans_by_entry
 
 
@@ -46,16 +47,12 @@ def _driven(folder: Place, until: int | None) -> dict[str, Any]:
     entries = entries[:until] if until else entries
     log = MemoryLog()
     first = entries[0]
-    if first.body.get("spec", {}).get("boxes"):
-        raise UsageError(
-            f"{folder.name} is a study on several boxes: which of their steps ended first is part of what was recorded, and another policy would have met another order.",
-            hint=f"optimize replay {folder.name} --verify recomputes every decision in the recorded order.",
-        )
     log.append("opened", first.body, expect=0)
-    executor = RecordedExecutor(entries)
+    several = bool(first.body.get("spec", {}).get("boxes"))
+    executor = RecordedBoxes(entries) if several else RecordedExecutor(entries)
     stopped = ""
     try:
-        asyncio.run(drive(log, executor, plan))
+        asyncio.run(drive_recorded(log, executor, plan) if isinstance(executor, RecordedBoxes) else drive(log, executor, plan))
     except NotRecorded as error:
         stopped = error.message
     state, was = fold(log.read()), fold(entries)
