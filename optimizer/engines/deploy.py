@@ -112,7 +112,8 @@ def compose_file(command: Command, deployment: Deployment) -> str:
     said |= {name: f"${{{name}:?set {name}}}" for name in secret}
     service: dict[str, Any] = {
         "image": deployment.image or "${IMAGE:?set IMAGE to one that holds the engine version that was measured}",
-        "command": [word.text.replace("$", "$$") + (f"${{{word.variable}:?set {word.variable}}}" if word.variable else "") for word in words],
+        # Not `command`: that would be added to an image's own entry point, and the engines' images have one.
+        "entrypoint": [word.text.replace("$", "$$") + (f"${{{word.variable}:?set {word.variable}}}" if word.variable else "") for word in words],
         "environment": said,
         "ports": [f"{deployment.port}:{deployment.port}"],
         "ipc": "host",
@@ -124,7 +125,8 @@ def compose_file(command: Command, deployment: Deployment) -> str:
         },
     }  # fmt: skip
     if deployment.model_path:
-        service["volumes"] = [f"{deployment.model_path.replace('$', '$$')}:{deployment.model_path.replace('$', '$$')}:ro"]
+        path = deployment.model_path.replace("$", "$$")
+        service["volumes"] = [{"type": "bind", "source": path, "target": path, "read_only": True}]  # a path may hold a colon
     if deployment.gpus:
         device = {"driver": "nvidia", "count": deployment.gpus, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}

@@ -40,7 +40,7 @@ def test_every_word_arrives(word: str) -> None:
     given = command("--flag", word)
     assert systemd_words(systemd_unit(given, deployment())) == list(given.argv)
     service = yaml.safe_load(compose_file(given, deployment()))["services"]["server"]
-    assert [text.replace("$$", "$") for text in service["command"]] == ["python3", *given.argv[1:]]
+    assert [text.replace("$$", "$") for text in service["entrypoint"]] == ["python3", *given.argv[1:]]
     workload, _ = yaml.safe_load_all(kubernetes_manifest(given, deployment()))
     assert [text.replace("$$(", "$(") for text in workload["spec"]["template"]["spec"]["containers"][0]["command"]] == ["python3", *given.argv[1:]]
 
@@ -92,10 +92,39 @@ def test_systemd_accepts_the_unit(word: str, tmp_path: Path) -> None:
     assert said == [], said
 
 
+def has_compose() -> bool:
+    return shutil.which("docker") is not None and subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", ["/models/k26", "/mnt/a:b $c"])
+def test_the_model_is_mounted_where_it_was(path: str) -> None:
+    service = yaml.safe_load(compose_file(command(), deployment(model_path=path)))["services"]["server"]
+    (mount,) = service["volumes"]
+    assert mount["source"].replace("$$", "$") == mount["target"].replace("$$", "$") == path and mount["read_only"] is True
+    assert "command" not in service  # an image's entry point would get it as arguments
+
+
+@pytest.mark.skipif(not has_compose(), reason="no docker compose here")
+@pytest.mark.parametrize("word", WORDS)
+def test_compose_itself_reads_every_word(word: str, tmp_path: Path) -> None:
+    given = Command(argv=("/opt/venv/bin/python3", "-m", "sglang.launch_server", "--flag", word), env={"NCCL_PROTO": "LL", "ODD": ENV["ODD"]})
+    (tmp_path / "compose.yaml").write_text(compose_file(given, deployment(image="lmsysorg/sglang:v0.5.12")))
+    done = subprocess.run(["docker", "compose", "-f", "compose.yaml", "config", "--no-interpolate"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["services"]["server"]["entrypoint"][-1].replace("$$", "$") == word
+
+
+@pytest.mark.parametrize("changes", [{}, {"gpus": 0, "model_path": None}, {"image": "lmsysorg/sglang:v0.5.12"}])
+def test_kubernetes_schema_accepts_the_manifest(changes: dict[str, object]) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate: the schemas of Kubernetes' releases, 22 MB")
+    for document in yaml.safe_load_all(kubernetes_manifest(command("--api-key", SECRET), deployment(**changes))):
+        validate.validate(document, "1.34", strict=True)
+
+
 @pytest.mark.parametrize("given", [("--host", "127.0.0.1"), ("--host=localhost",), ()])
 def test_a_container_listens_where_it_can_be_reached(given: tuple[str, ...]) -> None:
     inside = deployment(listens_on="127.0.0.1")
-    words = yaml.safe_load(compose_file(command(*given), inside))["services"]["server"]["command"]
+    words = yaml.safe_load(compose_file(command(*given), inside))["services"]["server"]["entrypoint"]
     assert words[-2:] == ["--host", "0.0.0.0"] or words[-1] == "--host=0.0.0.0"
     assert "127.0.0.1" not in words and "&id" not in kubernetes_manifest(command(*given), inside)
     assert systemd_words(systemd_unit(command(*given), inside)) == list(command(*given).argv)
