@@ -5,7 +5,7 @@ from importlib import resources
 
 from optimizer.transport.base import BOOTSTRAP as BOOTSTRAP
 
-_MODULES = ("procfs", "redact", "supervised", "look", "machine", "store", "spawn", "launch", "sweep", "original", "job")
+_MODULES = ("procfs", "threads", "redact", "supervised", "look", "machine", "store", "spawn", "launch", "sweep", "original", "job")
 _PROLOGUE = """\
 import sys, types
 for _name in ("optimizer", "optimizer.box", "optimizer.box.plain"):
@@ -17,6 +17,7 @@ for _name, _text in _sources:
     exec(compile(_text, "<" + _name + ">", "exec", dont_inherit=True), _module.__dict__)
 sys.modules[_main].main()
 """
+_OF_THE_SAMPLER = ("procfs", "threads", "sampler")
 _OF_THE_CONDUCTOR = ("procfs", "store", "spawn", "conductor")
 
 
@@ -36,6 +37,13 @@ def shim_program() -> bytes:
 def conductor_program() -> bytes:
     """Source text whose execution runs the deployment that the rest of standard input describes."""
     return _program([(f"optimizer.box.plain.{name}", _text("plain", f"{name}.py")) for name in _OF_THE_CONDUCTOR], "optimizer.box.plain.conductor")
+
+
+@cache
+def sampler_program() -> bytes:
+    """Source text whose execution watches the processes that one line of standard input names."""
+    sources = [(f"optimizer.box.plain.{name}", _text("plain", f"{name}.py")) for name in _OF_THE_SAMPLER]
+    return _program(sources, "optimizer.box.plain.sampler")
 
 
 def _program(sources: list[tuple[str, str]], main: str) -> bytes:

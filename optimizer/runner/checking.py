@@ -9,12 +9,11 @@ import json
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from optimizer import box as box_package
 from optimizer.bench.workload import prompts, salt_of
 from optimizer.box.box import Box
+from optimizer.box.program import sampler_program
 from optimizer.box.results import ShimRefused
 from optimizer.endpoint.client import Endpoint
 from optimizer.engines.base import Engine
@@ -31,7 +30,6 @@ from optimizer.runner.context import Served, Session
 from optimizer.runner.measure import SETTLE_S, offer_load
 from optimizer.runner.survey import launch_json
 
-SAMPLER = Path(str(box_package.__file__)).with_name("sampler.py")
 SAMPLE_INTERVAL_S = 0.25
 STOPS_GROWING = 1.1  # of the rate at twice the load: less than a tenth more is queueing
 STILL_GROWS = 1.2
@@ -81,7 +79,7 @@ class Bench:
         """What the sampler on the box saw of the server's processes."""
         lines: list[bytes] = []
         asked = {"op": op, "pids": await self.pids(), "seconds": self.step.seconds, "interval_s": SAMPLE_INTERVAL_S}
-        await self.box.run_job(SAMPLER.read_bytes(), json.dumps(asked).encode() + b"\n", f"{self.spec.study}:{self.step.key}-watch",
+        await self.box.run_job(sampler_program(), json.dumps(asked).encode() + b"\n", f"{self.spec.study}:{self.step.key}-watch",
                                self.step.seconds + 30, lines.append)  # fmt: skip
         return dict(json.loads(lines[-1])) if lines else {}
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.box.program import conductor_program, guard_program, shim_program
+from optimizer.box.program import conductor_program, guard_program, sampler_program, shim_program
 from tests.interpreters import supported
 from tests.old_syntax import parsed
 
 PACKAGE = Path(__file__).parents[2] / "optimizer"
 # The shim is sent as one text made of shim.py and everything in box/plain/; the others are sent as they are.
 PARTS = ["box/shim.py", *sorted(f"box/plain/{path.name}" for path in (PACKAGE / "box" / "plain").glob("*.py"))]
-WHOLE = ["box/guard.py", "box/sampler.py", "bench/loadgen.py", "bench/nullserver.py"]
+WHOLE = ["box/guard.py", "bench/loadgen.py", "bench/nullserver.py"]
 FILES = [*PARTS, *WHOLE]
 OPTIONAL = {"bench/loadgen.py": {"uvloop"}, "bench/nullserver.py": {"uvloop"}}
 
@@ -122,7 +122,7 @@ def test_every_python_of_this_machine_loads_what_is_sent() -> None:
     texts = {name: (PACKAGE / name).read_bytes() for name in WHOLE}
     texts["the guard as sent"] = guard_program()
     # Everything is loaded, and nothing run: the program's last line calls main.
-    for name, sent in (("the shim as sent", shim_program()), ("the conductor as sent", conductor_program())):
+    for name, sent in (("the shim as sent", shim_program()), ("the conductor as sent", conductor_program()), ("the sampler as sent", sampler_program())):
         program, call, end = sent.rpartition(b"sys.modules[_main].main()")
         assert call
         assert not end.strip()

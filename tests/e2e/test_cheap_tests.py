@@ -122,12 +122,12 @@ def test_a_busy_thread_is_seen_as_a_full_core(box: FastBox) -> None:
     import subprocess
     import sys
 
-    from optimizer.runner.checking import SAMPLER
+    from optimizer.box.program import sampler_program
 
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     box.processes.append(burner)
     asked = json.dumps({"op": "sample", "pids": [burner.pid], "seconds": 2.0, "interval_s": 0.25}) + "\n"
-    done = subprocess.run([sys.executable, "-I", str(SAMPLER)], input=asked, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-I", "-c", sampler_program().decode()], input=asked, capture_output=True, text=True, timeout=30, check=True)
     burner.kill()
     found = json.loads(done.stdout)
     busy = found["threads"][0]

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from optimizer.box.plain import look, procfs, redact
+from optimizer.box.plain.threads import HZ, Seen, threads, ticks_of
 
 # Which variables of a process may leave the box; what they hold is still hidden when it looks like a credential.
 INTERESTING = re.compile(
@@ -21,7 +22,6 @@ INTERESTING = re.compile(
     r"|TRTLLM|DG|MALLOC|SGLANG|SGL|VLLM|AITER|LD_PRELOAD|TOKENIZERS_PARALLELISM)(?:_[A-Z0-9_]+)?$"
 )
 MAX_PROCESSES = 128
-MAX_THREADS = 8192
 MAX_NUMA_RSS_BYTES = 64 << 30  # the kernel walks the page tables to answer, under the lock that the process needs
 _NUMA_PAGES = re.compile(rb" N(\d{1,4})=(\d{1,15})")
 _NUMA_SIZE = re.compile(rb"kernelpagesize_kB=(\d{1,9})")
@@ -69,14 +69,14 @@ def describe(pid: int | None, interval_s: float, samples: int = 4, same_home: bo
     tree = sorted(({pid} | procfs.descendants([pid], processes)) & set(processes))[:MAX_PROCESSES] if pid is not None else []
     folder = cgroup_folder(pid)
     before = _counters(folder)
-    threads = _thread_ticks(tree)
+    first = threads(tree)
     cpu_before = {one: _ticks(one) for one in tree}
     began = time.monotonic()
     busiest: list[dict[str, float]] = []
-    last, at = threads, began
+    last, at = first, began
     for _ in range(samples):
         time.sleep(interval_s / samples)
-        fresh, now = _thread_ticks(tree), time.monotonic()
+        fresh, now = threads(tree), time.monotonic()
         busiest.append(_busiest(last, fresh, now - at))
         last, at = fresh, now
     spent = time.monotonic() - began
@@ -342,42 +342,16 @@ def _option(words: list[str], *names: str) -> str | None:
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
-def _ticks_of(data: bytes) -> int | None:
-    try:
-        fields = data[data.rindex(b")") + 2 :].split()
-        return int(fields[11]) + int(fields[12])
-    except (ValueError, IndexError):
-        return None
-
-
 def _ticks(pid: int) -> int | None:
-    return _ticks_of(procfs.read("/proc/%d/stat" % pid, 4096) or b"")
+    return ticks_of(procfs.read("/proc/%d/stat" % pid, 4096) or b"")
 
 
-def _thread_ticks(pids: list[int]) -> dict[tuple[int, int], int]:
-    """(process, thread) -> CPU ticks so far."""
-    found: dict[tuple[int, int], int] = {}
-    for pid in pids:
-        try:
-            names = os.listdir("/proc/%d/task" % pid)
-        except OSError:
-            continue
-        for name in names:
-            if len(found) >= MAX_THREADS:
-                return found
-            ticks = _ticks_of(procfs.read("/proc/%d/task/%s/stat" % (pid, name), 4096) or b"")
-            if ticks is not None:
-                found[pid, int(name)] = ticks
-    return found
-
-
-def _busiest(before: dict[tuple[int, int], int], after: dict[tuple[int, int], int], seconds: float) -> dict[str, float]:
+def _busiest(before: dict[tuple[int, int], Seen], after: dict[tuple[int, int], Seen], seconds: float) -> dict[str, float]:
     """Process id (as text) -> load of its busiest thread in percent of one core."""
-    hz = os.sysconf("SC_CLK_TCK")
     top: dict[str, float] = {}
-    for key, ticks in after.items():
+    for key, seen in after.items():
         if key in before and seconds > 0:
-            load = (ticks - before[key]) / hz / seconds * 100
+            load = (seen.ticks - before[key].ticks) / HZ / seconds * 100
             top[str(key[0])] = max(top.get(str(key[0]), 0.0), round(load, 1))
     return top
 

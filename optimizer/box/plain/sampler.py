@@ -1,5 +1,5 @@
 """Watches the threads of a server's processes through ``/proc`` and says where their time goes: on a core, or waiting in which
-kernel function. Stdlib only, one file, sent to the box as it is. It attaches to nothing, stops nothing and writes nothing."""
+kernel function. Runs on the box as a job of its own. It attaches to nothing, stops nothing and writes nothing."""
 
 from __future__ import annotations
 
@@ -9,23 +9,14 @@ import sys
 import time
 from typing import Any
 
-HZ = os.sysconf("SC_CLK_TCK")
-MAX_THREADS = 4096
+from optimizer.box.plain import procfs
+from optimizer.box.plain.threads import HZ, fields, threads
+
 TOP = 12
 
 
 def read(path: str, cap: int = 1 << 16) -> bytes:
-    try:
-        with open(path, "rb", buffering=0) as handle:
-            return handle.read(cap)
-    except OSError:
-        return b""
-
-
-def fields(data: bytes) -> list[bytes]:
-    """Fields of a stat file from the state on: the name before them may hold blanks and brackets."""
-    at = data.rfind(b")")
-    return data[at + 2 :].split() if at > 0 else []
+    return procfs.read(path, cap) or b""
 
 
 def children() -> dict[int, list[int]]:
@@ -59,46 +50,26 @@ def title(pid: int) -> str:
     return read("/proc/%d/comm" % pid, 64).decode("utf-8", "replace").strip()
 
 
-def threads(pids: list[int]) -> dict[tuple[int, int], tuple[int, str, str]]:
-    """(process, thread) -> (CPU ticks so far, state, where it waits)."""
-    found: dict[tuple[int, int], tuple[int, str, str]] = {}
-    for pid in pids:
-        try:
-            names = os.listdir("/proc/%d/task" % pid)
-        except OSError:
-            continue
-        for name in names:
-            if len(found) >= MAX_THREADS:
-                return found
-            row = fields(read("/proc/%d/task/%s/stat" % (pid, name)))
-            if len(row) > 12:
-                waits = ""
-                if row[0] != b"R":
-                    waits = read("/proc/%d/task/%s/wchan" % (pid, name), 128).decode("ascii", "replace").strip()
-                found[(pid, int(name))] = (int(row[11]) + int(row[12]), row[0].decode("ascii", "replace"), "" if waits == "0" else waits)
-    return found
-
-
 def sample(roots: list[int], seconds: float, interval_s: float) -> dict[str, Any]:
     pids = family(roots)
-    before, began = threads(pids), time.monotonic()
+    before, began = threads(pids, True), time.monotonic()
     first = dict(before)
     busiest: list[float] = []
     states: dict[tuple[int, int], dict[str, int]] = {}
     last, rounds = began, 0
     while time.monotonic() - began < seconds:
         time.sleep(interval_s)
-        now, at = threads(pids), time.monotonic()
-        loads = [(now[key][0] - before[key][0]) / HZ / (at - last) for key in now if key in before]
+        now, at = threads(pids, True), time.monotonic()
+        loads = [(now[key].ticks - before[key].ticks) / HZ / (at - last) for key in now if key in before]
         busiest.append(max(loads) if loads else 0.0)
-        for key, (_, state, waits) in now.items():
-            place = "on a core" if state == "R" else (waits or "waiting")
+        for key, seen in now.items():
+            place = "on a core" if seen.state == "R" else (seen.waits or "waiting")
             states.setdefault(key, {})[place] = states.get(key, {}).get(place, 0) + 1
         before, last, rounds = now, at, rounds + 1
     spent = max(last - began, 1e-6)
     rows = []
-    for (pid, tid), (ticks, _, _) in before.items():
-        used = (ticks - first.get((pid, tid), (ticks, "", ""))[0]) / HZ / spent
+    for (pid, tid), seen in before.items():
+        used = (seen.ticks - first.get((pid, tid), seen).ticks) / HZ / spent
         places = sorted(states.get((pid, tid), {}).items(), key=lambda item: (-item[1], item[0]))
         rows.append({
             "pid": pid, "tid": tid, "thread": read("/proc/%d/task/%d/comm" % (pid, tid), 64).decode("utf-8", "replace").strip(),
