@@ -136,6 +136,13 @@ class SGLang(Engine):
             return [*original_argv[: start - 1], "version"]
         return [*python, "-c", "from importlib.metadata import version; print(version('sglang'))"]
 
+    def gpus_of(self, values: Mapping[str, Value]) -> int:
+        """Replicas have GPUs of their own, unless data parallelism is that of the attention alone, inside the tensor-parallel group."""
+        size, replicas = super().gpus_of(values), values.get("dp_size")
+        if isinstance(replicas, int) and not isinstance(replicas, bool) and replicas > 1 and values.get("enable_dp_attention") is not True:
+            size *= replicas
+        return size
+
     def ready(self, port: int, host: str = "127.0.0.1") -> Ready:
         return Ready(base_url=f"http://{host}:{port}", probe=HttpRequest(path="/health_generate"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -66,7 +65,7 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
     gpu_names = [row[0].strip() for row in gpus]
     given = adapter.parse_launch(launch.argv, launch.env, flags).values
     if original is None:
-        await _refuse_foreign_load(box, spec, gpus, given, launch)
+        await _refuse_foreign_load(box, spec, gpus, adapter.gpus_of(given), launch)
     if original is not None:
         await box.learn_key(entry_port, identity.port)
     async with _together() as group:
@@ -286,11 +285,9 @@ async def _model_config(box: Box, model: str | None, launch: LaunchSpec) -> dict
     return {}
 
 
-async def _refuse_foreign_load(box: Box, spec: StudySpec, gpus: list[list[str]], given: Mapping[str, Any], launch: LaunchSpec) -> None:
-    """A number measured beside somebody else's job is a wrong number: the GPUs that the launch is going to use must be idle."""
+async def _refuse_foreign_load(box: Box, spec: StudySpec, gpus: list[list[str]], needed: int, launch: LaunchSpec) -> None:
+    """A number measured beside somebody else's job is a wrong number: the ``needed`` GPUs that the launch is going to use must be idle."""
     visible = str(launch.env.get("CUDA_VISIBLE_DEVICES", "")).split(",")
-    sizes = [given.get(name) for name in ("tp_size", "tensor_parallel_size", "pp_size", "pipeline_parallel_size")]
-    needed = math.prod(size for size in sizes if isinstance(size, int) and size > 0)
     if launch.members:  # together they may use any of them
         visible, needed = [""], len(gpus)
     indices = [int(item) for item in visible] if all(item.strip().isdigit() for item in visible) else list(range(needed))
