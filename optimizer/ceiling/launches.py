@@ -5,7 +5,12 @@ import math
 from optimizer.model.ceiling import HardwareSpec, ModelShape
 
 KERNELS_PER_LAYER = 12
-KERNELS_PER_MIXTURE = 12  # more: router, top-k, sorting, grouped matrices, their sum, the shared expert
+# How many more a layer with experts launches than a dense one, counted in vLLM 0.32 (model_executor/layers/fused_moe, Triton path;
+# SGLang's is derived from it). Always 5: router, top-k, two to sort the tokens, one to sum the experts; the two grouped matrices and
+# the activation stand in for the dense ones. A shared expert is 6 more (two matrices, activation, its gate, product, sum), activations
+# that are quantised on the way 4 more. Not measured: a trace of a few steps (decode.kernels_per_step) replaces it.
+KERNELS_PER_MIXTURE = 12
+KERNELS_PER_MIXTURE_RANGE = (5, 15)
 
 # Upper bound of the time per launch, Python between the launches included: the slowest recording (eager, H200, batch 1)
 # loses 0.59 ms per layer, 49 us per launch; this allows a host of half that speed.
@@ -35,6 +40,17 @@ def launches_most_ms(shape: ModelShape, kernels_per_step: float | None = None, d
 
 def _kernels(shape: ModelShape) -> float:
     return float(KERNELS_PER_LAYER * shape.layers + KERNELS_PER_MIXTURE * shape.moe_layers)
+
+
+def launches_note(shape: ModelShape, kernels_per_step: float | None = None) -> str | None:
+    """How sure the bound of ``launches_most_ms`` is, for people; None where it rests on a trace or on dense layers alone."""
+    if kernels_per_step is not None or not shape.moe_layers or not shape.layers:
+        return None
+    least, most = (KERNELS_PER_LAYER * shape.layers + more * shape.moe_layers for more in KERNELS_PER_MIXTURE_RANGE)
+    return (
+        f"launches of a step are counted from an engine's source, not measured: {_kernels(shape):.0f} ({least:.0f} to {most:.0f}); a trace "
+        "of ten decode steps would tell"
+    )
 
 
 def graphed_step_ms(roof_ms: float, efficiency: float, collectives_ms: float = 0.0) -> float:

@@ -5,6 +5,7 @@ guessed bound would look like an observation."""
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from optimizer.ceiling.launches import launches_note
 from optimizer.ceiling.predict import (
     Inputs,
     break_even,
@@ -122,9 +123,17 @@ def _level(item: Inputs) -> LevelCeiling:
             for part in found.slices
             if part.bucket != "ceiling"
         ),
-        notes=(*found.notes, *found.ceiling.assumptions),
+        notes=(*found.notes, *found.ceiling.assumptions, *_of_launches(item, found)),
         contradicts=_beyond(item.shape, found),
     )
+
+
+def _of_launches(item: Inputs, found: Waterfall) -> tuple[str, ...]:
+    """Where time is lost in launches, how well their number is known."""
+    if not found.share("eager") or isinstance(item.shape, NoCeiling):
+        return ()
+    note = launches_note(item.shape, item.situation.kernels_per_step)
+    return () if note is None else (note,)
 
 
 def _beyond(shape: ModelShape | NoCeiling, found: Waterfall) -> bool:

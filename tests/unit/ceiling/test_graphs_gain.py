@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from recorded import RUNS, SHAPES
 
-from optimizer.ceiling.launches import graphs_gain, launches_most_ms
+from optimizer.ceiling.launches import graphs_gain, launches_most_ms, launches_note
 from optimizer.ceiling.predict import captured_efficiency, computed_ratio, with_efficiency
 from optimizer.ceiling.waterfall import observed_efficiency
+from optimizer.core.roofline import level_ceilings
 
 
 def test_the_gain_is_bounded_by_the_graphed_step():
@@ -26,6 +27,16 @@ def test_no_launch_overhead_explains_a_second_per_step():
     assert launches_most_ms(SHAPES["7b"], 100) == pytest.approx(10.0)
     assert graphs_gain(1000.0, 1000.0, 6.0, 0.6, launches_ms=43.2) == pytest.approx(1000 / 956.8)
     assert graphs_gain(0.0, 1.0, 0.0, 0.6) == 1.0
+
+
+def test_an_estimated_count_of_launches_says_so_with_its_range():
+    mixture = SHAPES["7b"].model_copy(update={"moe_layers": 36})
+    assert "864 (612 to 972)" in str(launches_note(mixture)) and launches_note(mixture, 700) is launches_note(SHAPES["7b"]) is None
+    eager, graphed = RUNS["tp1-7b-nograph"].inputs(16), RUNS["tp1-7b-graph32"].inputs(16)
+    told = [any("not measured: 864" in note for note in level_ceilings([replace(item, shape=mixture)])[0].notes) for item in (eager, graphed)]
+    assert told == [True, False]
+    traced = replace(eager, shape=mixture, situation=eager.situation.model_copy(update={"kernels_per_step": 700.0}))
+    assert not any("counted from" in note for note in level_ceilings([traced])[0].notes)
 
 
 @pytest.mark.parametrize(("rate", "tpot"), [(0.5, 32_000.0), (40.0, 400.0), (704.37, 21.5), (2000.0, 8.0)])
