@@ -57,6 +57,13 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is read better on ``#RRGGBB``: WCAG's contrast is then at least 4.5 on any colour."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.1791 else "#ffffff"
+
+
 def waterfall(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
     """Where one decode step's time goes, at first and at last: stacked bars in milliseconds."""
     rows = [row for row in rows if row["step_ms"] is not None]
@@ -73,7 +80,7 @@ def waterfall(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
                 colour = COLOURS[2] if name == "roofline" else COLOURS[(buckets.index(name) + (0 if buckets.index(name) < 2 else 1)) % len(COLOURS)]
                 axes.barh(-index, ms, left=left, height=0.55, color=colour, label=name if index == 0 or name not in axes.get_legend_handles_labels()[1] else None)
                 if ms > 0.08 * max(item["step_ms"] for item in rows):
-                    axes.text(left + ms / 2, -index, f"{name}\n{number(ms, 3)} ms", ha="center", va="center", color="white", fontsize=9)
+                    axes.text(left + ms / 2, -index, f"{name}\n{number(ms, 3)} ms", ha="center", va="center", color=ink_on(colour), fontsize=9)
                 left += ms
         axes.set_yticks([-index for index in range(len(rows))], labels)
         axes.set_xlabel(f"ms of one decode step at concurrency {rows[0]['concurrency']}")

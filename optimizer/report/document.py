@@ -13,6 +13,7 @@ from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.target import unit_of
+from optimizer.report.both_sides import both_sides
 from optimizer.report.prose import changes_text, sentence
 
 # Who can win back what a bucket of the waterfall holds, where no setting does.
@@ -59,6 +60,7 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "changes": _changes(entries, state, plan),
         "trials": trials(state),
         "beliefs": beliefs(entries),
+        "both_sides": both_sides(entries, result["hypotheses"], plan),
         "waterfalls": [_waterfall(entry) for entry in _first_and_last(entries, EntryKind.CEILING)],
         "waterfall_labels": ["as found", "at the end"] if state.promoted else ["as first estimated", "as known at the end"],
         "flips": [dict(flip) for flip in state.flips],

@@ -18,6 +18,8 @@ from optimizer.engines.script import render, render_members
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.settings import Settings
 from optimizer.model.step import Launch
+from optimizer.report.both_sides import both_sides, both_sides_markdown
+from optimizer.report.document import trials
 from optimizer.report.prose import changes_text, number, result_text, sentence
 
 
@@ -115,7 +117,9 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     lines += _changes(entries, state, plan)
     lines += _answers(result, state)
     lines += _waterfall(state)
+    lines += _trials(state)
     lines += _hypotheses(result)
+    lines += both_sides_markdown(both_sides(entries, result["hypotheses"], plan))
     lines += _ruled_out(state)
     lines += _refusals(state)
     lines += _flips(state)
@@ -140,6 +144,18 @@ def _levels(result: Mapping[str, Any]) -> list[str]:
         return []
     return ["## By concurrency (last launch of each, no interval)", "", "| concurrency | before, tok/s | after, tok/s | TTFT p50, ms | TPOT p50, ms |",
             "|---|---|---|---|---|", *rows, ""]  # fmt: skip
+
+
+def _trials(state: State) -> list[str]:
+    """Every setting that was launched, with its launches and the interval of their mean."""
+    rows = []
+    for trial in trials(state):
+        mean = f"{number(trial['value'])} {trial['unit']} [{number(trial['interval'][0])}, {number(trial['interval'][1])}]" if trial["interval"] else "none"
+        each = ", ".join(number(item["value"]) for item in trial["launches"]) or "none"
+        remarks = [f"infeasible: {trial['crashed']}"] * bool(trial["crashed"]) + [f"launch {item['launch']} invalid: {item['why']}" for item in trial["invalid"]]
+        remarks += [f"confirmed by a fresh launch: {number(trial['confirmed'])}"] * (trial["confirmed"] is not None)
+        rows.append(f"| `{trial['text']}` | {mean} | {each} | {'; '.join(remarks).replace('|', '/')} |")
+    return ["## What was measured", "", "| setting | mean, 95 % interval over launches | each launch | remarks |", "|---|---|---|---|", *rows, ""] if rows else []
 
 
 def _boxes(result: Mapping[str, Any]) -> list[str]:

@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from markupsafe import escape
 
 from optimizer.cli import main
+from optimizer.core.plan import Plan
+from optimizer.journal import Journal
+from optimizer.report.asking_view import facts_text
+from optimizer.report.both_sides import both_sides, both_sides_markdown
+from optimizer.report.charts import COLOURS, ink_on
 from optimizer.report.document import study_document
 from optimizer.report.page import report_html
+from optimizer.report.prose import number, result_text
 from optimizer.wiring.reporting import report_of
 
 ROOT = Path(__file__).parents[3]
@@ -98,6 +105,77 @@ def test_every_plot_is_there_with_words_for_who_cannot_see_it(page: str) -> None
 
 def test_the_same_study_gives_the_same_bytes(page: str) -> None:
     assert report_of(H200, "html") == page
+
+
+def test_every_cause_has_its_evidence_on_both_sides(document: dict[str, object], page: str) -> None:
+    with Journal.open(H200 / "journal.db", write=False) as journal:
+        rankings = [entry for entry in journal.read() if entry.kind == "ranked"]
+    sides, result = document["both_sides"], document["result"]
+    assert isinstance(sides, list) and isinstance(result, dict)
+    assert [row["id"] for row in sides] == [row["id"] for row in result["hypotheses"]]
+    section = page[page.index('id="both-sides"') : page.index('id="flips"')]
+    assert section.count("<details>") == len(sides) and section.count("<li>against: ") >= len(sides)
+    markdown = report_of(H200, "md")
+    against = 0
+    for row in sides:
+        assert row["claim"]
+        for view in row["seen"]:
+            ranked = next(item for entry in rankings if entry.seq == view["entry"] for item in entry.body["hypotheses"] if item["id"] == row["id"])
+            assert (view["for"], view["against"], view["probability"]) == (ranked["for"], ranked["against"], ranked["probability"])
+            for text in facts_text([*view["for"], *view["against"]]):
+                assert str(escape(text)) in section and text in markdown
+            against += len(view["against"])
+    assert against >= 2
+
+
+def test_a_cause_that_was_cured_shows_its_evidence_before_and_after() -> None:
+    with Journal.open(H200 / "journal.db", write=False) as journal:
+        before = next(entry for entry in journal.read() if entry.kind == "ranked")
+    row = next(row for row in before.body["hypotheses"] if row["id"] == "cuda-graph-disabled")
+    cured = {**row, "probability": 0.1, "for": [], "against": [{"fact": "decode.graph_off_share", "value": 0.0, "db": -14.0, "source": "server.log", "line": 9}]}
+    after = before.model_copy(update={"seq": 30, "body": {"hypotheses": [cured]}})
+    elsewhere = before.model_copy(update={"seq": 20, "body": {"hypotheses": [{**row, "for": [{**item, "line": 77} for item in row["for"]]}]}})
+    ids = [{"id": "cuda-graph-disabled"}, {"id": "never-ranked"}]
+    found = both_sides([before, elsewhere, after], ids, Plan())
+    assert [view["entry"] for view in found[0]["seen"]] == [before.seq, 30] and found[0]["seen"][1]["against"] == cured["against"]
+    assert len(both_sides([before, elsewhere], ids, Plan())[0]["seen"]) == 1  # the same, read from another launch's log
+    text = "\n".join(both_sides_markdown(found))
+    assert "against: decode.graph_off_share = 0.0 (-14 db, server.log line 9)" in text and "no ranking names it" in text
+
+
+def test_every_form_holds_the_same_figures(document: dict[str, object], page: str) -> None:
+    """Each launch, each mean and each interval: in the JSON, to the last digit in the CSV, and as people read them in Markdown and HTML."""
+    rows = list(csv.DictReader(io.StringIO(report_of(H200, "csv"))))
+    trials, result = document["trials"], document["result"]
+    assert isinstance(trials, list) and isinstance(result, dict) and len(trials) > 1
+    texts = {"md": report_of(H200, "md"), "html": re.sub(r"<[^>]+>", " ", page)}
+    launches = [(trial, item) for trial in trials for item in trial["launches"]]
+    valid = [row for row in rows if row["state"] == "valid"]
+    assert [(row["settings"], row["launch"], float(row["value"])) for row in valid] == [(trial["text"], item["launch"], item["value"]) for trial, item in launches]
+    for row, (trial, _) in zip(valid, launches, strict=True):
+        assert (float(row["mean_of_launches"]), [float(row["interval_low"]), float(row["interval_high"])]) == (trial["value"], trial["interval"])
+        assert (row["unit"], int(row["launches"])) == (trial["unit"], len(trial["launches"]))
+    for form, text in texts.items():
+        for trial, item in launches:
+            for value in (trial["value"], *trial["interval"]):
+                assert number(value) in text, (form, value)
+            assert form == "html" or number(item["value"]) in text, (form, item)  # there the launches are points of a plot
+        for figure in ("baseline", "best"):
+            assert result_text(result[figure]) in text, (form, figure)
+        for change in document["changes"]:  # type: ignore[attr-defined]
+            assert change["measured"] in text, (form, change)
+    assert sum(len(trial["invalid"]) + bool(trial["crashed"]) for trial in trials) == len(rows) - len(valid)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_label_on_a_bar_can_be_read(colour: str) -> None:
+    def light(text: str) -> float:
+        parts = [int(text[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    high, low = sorted((light(colour), light(ink_on(colour))), reverse=True)
+    assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
 def test_texts_of_a_study_are_text(document: dict[str, object]) -> None:
