@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,7 +98,8 @@ def trials(rows: Sequence[Mapping[str, Any]], target: float | None) -> str:
     if not rows:
         return ""
     with mpl.rc_context(RC):
-        figure, axes = _figure(1.1 + 0.5 * len(rows))
+        names = [_lines(row["text"]) for row in rows]
+        figure, axes = _figure(1.2 + 0.5 * len(rows) + 0.15 * sum(name.count("\n") for name in names))
         for index, row in enumerate(rows):
             low, high = row["interval"]
             axes.plot([low, high], [-index, -index], color=COLOURS[0], linewidth=5, alpha=0.35, solid_capstyle="butt")
@@ -107,12 +109,13 @@ def trials(rows: Sequence[Mapping[str, Any]], target: float | None) -> str:
                 axes.plot([row["confirmed"]], [-index], "D", color=COLOURS[1], markersize=8, label="fresh confirmation")
         if target is not None:
             axes.axvline(target, color=COLOURS[1], linestyle="--", linewidth=1.5, label="target")
-        axes.set_yticks([-index for index in range(len(rows))], [_short(row["text"]) for row in rows])
+        axes.set_yticks([-index for index in range(len(rows))], names, fontsize=9)
+        axes.set_ylim(0.6 - len(rows), 0.6)
         axes.set_xlabel(f"{rows[0]['metric'].replace('_per_s', '').replace('_', ' ')}, {rows[0]['unit']}")
         axes.set_xlim(left=0)
-        handles, names = axes.get_legend_handles_labels()
-        if names:
-            unique = dict(zip(names, handles, strict=True))
+        handles, keys = axes.get_legend_handles_labels()
+        if keys:
+            unique = dict(zip(keys, handles, strict=True))
             figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=2)
         said = "; ".join(f"{row['text']}: {number(row['value'])} [{number(row['interval'][0])}, {number(row['interval'][1])}] {row['unit']}" for row in rows)
         return _svg(figure, "trials", "Every setting that was launched", f"Mean and 95 % interval over launches. {said}.")
@@ -164,8 +167,9 @@ def levels(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any
         return _svg(figure, "levels", "Throughput and latency before and after", f"{'; '.join(drawn)}.")
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 48 else f"{text[:45]}…"
+def _lines(text: str) -> str:
+    """At most four lines: settings that are kept on top of one another begin alike, and differ at their end."""
+    return "\n".join(textwrap.wrap(text, 44, max_lines=4, placeholder=" …", break_on_hyphens=False))
 
 
 def escaped(text: str) -> str:
