@@ -212,15 +212,16 @@ def family(prefix: str, root: str, keep: Iterable[str] = (), sessions: Iterable[
     members of the sessions that they lead (an engine may start a child with a cleaned environment). ``sessions`` are
     session ids that a launch is known to have created, for the case that its leader is gone. Launches under ``keep``
     are left out with their descendants, and so are the caller and its ancestors."""
-    processes = table()
     marked: set[int] = set()
     kept: set[int] = set()
-    for pid in processes:
+
+    def tell(pid: int) -> None:
+        # At once: one that forks and exits every few milliseconds is gone before the whole table is read.
         launch = launch_id(pid, root)
         if launch is not None:
-            (kept if any(matches(launch, one) for one in keep) else marked if matches(launch, prefix) else set()).add(
-                pid
-            )
+            (kept if any(matches(launch, one) for one in keep) else marked if matches(launch, prefix) else set()).add(pid)
+
+    processes = table(tell)
     led = {pid for pid in marked if processes[pid].session == pid} | set(sessions)
     ours = set(marked) | {pid for pid, one in processes.items() if one.session in led}
     ours |= descendants(ours, processes)

@@ -115,7 +115,7 @@ def broken() -> Iterator[dict[str, tuple[Ran, float]]]:
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_each_fault_has_its_class_and_ends(broken: dict[str, tuple[Ran, float]], fault: str) -> None:
     ran, took_s = broken[fault]
-    assert took_s < 8
+    assert took_s < 40  # the window, its deadlines and a busy machine; one that hangs takes for ever
     expected = FAULTS[fault]
     assert ran.summary["errors"] and not ran.stderr, ran.summary
     assert set(ran.summary["errors"]) <= set(expected if isinstance(expected, tuple) else (expected,)), ran.summary
