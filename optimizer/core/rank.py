@@ -359,7 +359,8 @@ def _sampled(state: State, plan: Plan, book: Playbook, action: SpaceAction, look
     if not sampling.screens(state):
         names = [name for name in names if name not in gone]
         return {"changes": None, "space": space.id, "space_params": names, "fixed": {}} if names else None
-    names, grids, out = sampling.dimensions([param for param in params if param.name not in gone], ground(state, plan))
+    params = [param for param in sampling.sampled_params(space, action, look) if param.name not in gone]
+    names, grids, out = sampling.dimensions(params, ground(state, plan))
     found = {"changes": None, "space": space.id, "space_params": names, "fixed": {}, "grids": grids, "left_out": {**gone, **out}}
     return found if names else None
 

@@ -42,6 +42,19 @@ def live_params(space: Space, action: SpaceAction, look: Look) -> list[Param]:
     ]
 
 
+def asks_itself(param: Param) -> bool:
+    """A parameter that exists only where somebody has set it: the sampler, which leaves things unset, cannot decide that."""
+    return param.when is not None and {item.name for item in operands(param.when)} == {param.name}
+
+
+def sampled_params(space: Space, action: SpaceAction, look: Look) -> list[Param]:
+    """``live_params`` without those that exist only where somebody has set them, and nobody has."""
+    return [
+        param for param in live_params(space, action, look)
+        if param.when is None or not asks_itself(param) or evaluate(param.when, look) is True
+    ]  # fmt: skip
+
+
 def dimensions(params: Sequence[Param], ground: Ground) -> tuple[list[str], dict[str, list[Value]], dict[str, str]]:
     """(names that can be given on this build, what is left of their values where some are refused, name -> why it is left out)."""
     names, grids, out = [], {}, {}

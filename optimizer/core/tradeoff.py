@@ -112,7 +112,7 @@ def chosen(state: State, plan: Plan, look: Look, ground: Ground) -> dict[str, An
     for space in plan.spaces:
         if space.id in done or space.engine not in ("any", _engine(state)) or (space.requires is not None and evaluate(space.requires, look) is False):
             continue
-        params = sampling.live_params(space, SpaceAction(space=space.id), look)
+        params = sampling.sampled_params(space, SpaceAction(space=space.id), look)
         names, grids, out = sampling.dimensions(params, ground)
         if names:
             spaces.append((space.id, names, grids, out))

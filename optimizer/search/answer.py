@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from optimizer.core.sampling import asks_itself
 from optimizer.model.base import Value
 from optimizer.model.space import Direction, Param, Space
 from optimizer.model.step import Propose
@@ -35,8 +36,11 @@ def answered(step: Propose, space: Space, directions: Sequence[Direction] = ()) 
 
 
 def _narrowed(param: Param, grids: dict[str, list[Value]]) -> Param:
-    left = grids.get(param.name)
-    return param if left is None else param.model_copy(update={"grid": tuple(left)})
+    """``param`` as this study may sample it; a condition on its own presence was decided before it was asked for."""
+    changes: dict[str, Any] = {"grid": tuple(grids[param.name])} if param.name in grids else {}
+    if asks_itself(param):
+        changes["when"] = None
+    return param.model_copy(update=changes) if changes else param
 
 
 def _unimportant(params: Sequence[Param], step: Propose) -> dict[str, float]:

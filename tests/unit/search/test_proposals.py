@@ -5,15 +5,21 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optimizer.core.plan import Plan
+from optimizer.core.predicate import Look
 from optimizer.core.prior import launches_of
 from optimizer.core.refuse import Ground, refuse
-from optimizer.core.sampling import MOST_REJECTED, dimensions
+from optimizer.core.sampling import MOST_REJECTED, dimensions, sampled_params
 from optimizer.core.state import State, fold
+from optimizer.engines.argv import tokens_for
+from optimizer.engines.registry import engine
+from optimizer.knowledge.library import load_library
+from optimizer.knowledge.load import find_knowledge
 from optimizer.model.base import Value
 from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.flags import Flag, FlagTable
@@ -30,6 +36,7 @@ from optimizer.runner.recorded import MemoryLog, verify
 from optimizer.search.answer import answered
 from tests.unit.core.model_box import ModelBox, spec
 
+ROOT = Path(__file__).parents[3]
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 SPACE = Space(
     id="test/memory", engine="any",
@@ -222,6 +229,21 @@ def test_a_parameter_whose_values_are_lists(sampler: Any) -> None:
         assert params["cuda_graph_bs"] in sizes
         history.append(Trial(params=params, value=float(sum(params["cuda_graph_bs"]))))
     assert len({json.dumps(trial.params) for trial in history}) == 6
+
+
+def test_a_list_that_only_an_owner_gives_is_searched_only_where_one_gave_it() -> None:
+    """The product's own spaces: SGLang's sizes of decode graphs, spelled as this build's help spells them."""
+    library = load_library(find_knowledge(ROOT))
+    space = library.space_by_id["sglang/decode-graphs"]
+    action = SpaceAction(space=space.id)
+    without = sampled_params(space, action, Look(Evidence(), {}, {}))
+    given = sampled_params(space, action, Look(Evidence(), {"cuda_graph_bs": [1, 2]}, {}))
+    assert "cuda_graph_bs" not in {param.name for param in without} and "cuda_graph_bs" in {param.name for param in given}
+    step = Propose(key="1", hypothesis="idea", space=space.id, params=("cuda_graph_bs",), fixed={}, history=(), seed=3, sampler="gp")
+    sizes = answered(step, space)["params"]["cuda_graph_bs"]
+    assert sizes[:4] == [1, 2, 4, 8]
+    flag = engine("sglang").flags((ROOT / "tests/recordings/sglang-0.5.12-h200/help.txt").read_text()).by_name["--cuda-graph-bs"]
+    assert tokens_for("--cuda-graph-bs", sizes, flag) == ["--cuda-graph-bs", *map(str, sizes)]
 
 
 # ---- earlier studies ------------------------------------------------------------------------------------------------
