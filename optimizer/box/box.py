@@ -250,10 +250,11 @@ class Box:
             "fenced_epoch": result["fenced"]["epoch"] if result["fenced"] else None, "members": result["members"],
         })  # fmt: skip
 
-    async def disarm(self, study: str, timeout_s: float = 30) -> None:
-        """Ends the guard without restoring anything. Nothing happens when there is none."""
+    async def disarm(self, study: str, timeout_s: float = 30) -> GuardStatus:
+        """Ends the guard without restoring anything. Nothing happens when there is none. Look at ``fired`` of the answer: a guard that
+        was just firing finishes that first."""
         await self._call("order", 20, study=study, order="disarm")
-        await self.guard_ended(study, timeout_s)
+        return await self.guard_ended(study, timeout_s)
 
     async def fire(self, study: str) -> None:
         """Has the guard take our launches down and bring the original back now; it needs nobody for that."""

@@ -14,6 +14,12 @@ import sys
 import time
 
 
+def crash_point(name):
+    """As in the shim: only an environment variable arms one. The guard's environment is the original server's."""
+    if os.environ.get("OPTIMIZER_CRASH_AT") == "guard." + name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Guard:
     def __init__(self, config):
         self.config = config
@@ -75,18 +81,23 @@ class Guard:
         """Until told otherwise. Silence is counted on the monotonic clock, which stands still while the box sleeps."""
         original = self.config["original"]
         public = self.public(original) if original else None
+        crash_point("begun")
         if public is not None:
             public["before"] = [dict(self.public(one), around=one["around"]) for one in original.get("before") or []]
         self.write("guard.json", {
             "pid": self.identity[0], "start_time": self.identity[1], "boot_id": self.config["boot_id"],
             "epoch": self.config["epoch"], "minutes": self.config["limit_s"] / 60, "original": public,
         })  # fmt: skip
+        crash_point("recorded")
         last, heard = None, time.monotonic()
         while True:
             order = (self.read("order.json") or {}).get("order")
             if order == "disarm":
+                crash_point("disarm.read")
                 self.write("answer.json", {"order": "disarm", "done": True})
+                crash_point("disarm.answered")
                 os.unlink(self.path("order.json"))
+                crash_point("disarm.done")
                 return
             beat = (self.read("heartbeat") or {}).get("beat")
             if beat != last:
@@ -97,14 +108,17 @@ class Guard:
             if time.monotonic() - heard > self.config["limit_s"]:
                 self.fire("silent")
                 return
+            crash_point("polled")
             time.sleep(self.config["poll_s"])
 
     def fire(self, reason):
         self.say("firing: %s" % reason)
         outcome = {"reason": reason, "epoch": self.config["epoch"], "clean": False, "restored": None, "message": ""}
+        crash_point("fire.begun")
         fenced = self.call("fence", 120, epoch=self.config["epoch"])
         if not fenced["ok"]:
             self.say(fenced["message"])  # a full disk must not keep the original down: go on
+        crash_point("fire.fenced")
         for _ in range(10):
             swept = self.call("sweep", 180, prefix=self.config["study"], keep=[self.config["study"] + ":guard"],
                               term_s=15, kill_s=30, gpu_wait_s=60)  # fmt: skip
@@ -113,13 +127,16 @@ class Guard:
                 break
             self.say("not clean yet: %s" % json.dumps(swept))
             time.sleep(1)
+        crash_point("fire.swept")
         if self.config["original"] is not None:
             outcome["restored"] = outcome["clean"] and self.restore(outcome)
         elif reason == "silent" or outcome["clean"]:
             outcome["restored"] = None
+        crash_point("fire.over")
         self.say(json.dumps(outcome))
         try:
             self.write("fired.json", outcome)
+            crash_point("fire.written")
         except OSError as error:
             self.say("what was done could not be written down: %s" % error)
 
@@ -139,6 +156,7 @@ class Guard:
                 self.say(begun["message"])
                 time.sleep(2)
                 continue
+            crash_point("fire.started")
             result = begun["result"]
             outcome.update(pid=result["pid"], start_time=result["start_time"], log=result["log"])
             end = time.monotonic() + self.config["listen_wait_s"]
@@ -148,6 +166,7 @@ class Guard:
                     outcome["message"] = "The original server ended again right after its start."
                     break
                 if seen["ok"] and seen["result"]["listening"]:
+                    crash_point("fire.listens")
                     outcome["message"] = ""
                     return True
                 time.sleep(self.config["poll_s"])

@@ -244,9 +244,14 @@ class LiveExecutor:
                 return Effect(Failed(cause="interrupted", message="The test was interrupted; it is not made again on this server."))
             case Secure(op="arm"):
                 status = await self.box.guard_status(self.spec.study)
-                if status.fired is not None:
-                    return Effect(Failed(cause="guard_fired", message="The guard has restored the box."))
-                return await self._secure(step)
+                if status.fired is None:
+                    return await self._secure(step)
+                # It was armed, nobody wrote that down, and it fired. Nothing was changed since, so nothing of ours may stay, except
+                # what brings the original back where the guard could not.
+                if status.fired.clean and status.fired.restored is not False:
+                    await self._given_back()
+                self.guard_lost("The guard on the box has fired while nobody drove this study.")
+                return Effect(Failed(cause="guard_fired", message=status.fired.message or "The guard has restored the box."))
             case _:
                 return await self._execute(step)
 
@@ -267,7 +272,9 @@ class LiveExecutor:
             if step.keep is None:
                 # A load generator whose link broke may not have noticed yet, and a lost launch may have come up late.
                 await self.box.sweep(study)
-            await self.box.disarm(study)
+            ended = await self.box.disarm(study)
+            if step.keep is not None and ended.fired is not None:
+                raise GuardFired("The guard on the box fired while it was being disarmed: it restored the original server.")
             await self.box.cleanup(study, leave_running=step.keep is not None)
             await self.box.unlock(study)
             return Effect(Done(body={"armed": False}))
@@ -278,12 +285,16 @@ class LiveExecutor:
             guard = await self.box.secure(study, with_described_secrets(self.session.known.original), step.minutes, epoch=epoch)
         except ShimRefused:
             # Nothing was changed, so nothing may stay: a box without a guard is not held either.
-            await self.box.sweep(study, keep_guard=False)
-            await self.box.cleanup(study)
-            await self.box.unlock(study)
+            await self._given_back()
             raise
         self._heartbeat()
         return Effect(Done(body={"armed": True, "guard_pid": guard.pid, "epoch": epoch, "minutes": guard.minutes}))
+
+    async def _given_back(self) -> None:
+        study = self.spec.study
+        await self.box.sweep(study, keep_guard=False)
+        await self.box.cleanup(study)
+        await self.box.unlock(study)
 
     def _heartbeat(self) -> None:
         """The guard hears from us beside whatever step is running; losing it is the guard's business, not the journal's."""
