@@ -175,6 +175,7 @@ class Studies:
     ideas: float
     remeasured: float
     met: float
+    kept: float  # promoted, and the fresh confirmation beat the baseline: what a person is told
 
 
 def aa_studies(
@@ -189,8 +190,8 @@ def aa_studies(
     """Studies of ``launches`` launches, the baseline pair and a reserved confirmation included.
 
     ``target_above``: the target's log distance above the truth; *met* = a promotion's fresh confirmation reaches it."""
-    rng = random.Random(seed)
-    promoted = drifts = ideas = remeasured = met = 0
+    rng, fresh = random.Random(seed), random.Random(seed + 1)
+    promoted = drifts = ideas = remeasured = met = kept = 0
     for _ in range(runs):
         box = Box(rng, draw, policy, [draw(rng), draw(rng)])
         left = launches - 2
@@ -205,11 +206,13 @@ def aa_studies(
             remeasured += result.remeasured
             if result.judgement.verdict in ("supported", "partial"):
                 promoted += 1
-                met += target_above is not None and draw(rng) >= target_above
+                confirmed = draw(rng if target_above is not None else fresh)
+                met += target_above is not None and confirmed >= target_above
+                kept += confirmed > sum(box.baseline) / len(box.baseline)
                 break
         ideas += number
         drifts += box.false_drifts > 0
-    return Studies(promoted / runs, drifts / runs, ideas / runs, remeasured / runs, met / runs)
+    return Studies(promoted / runs, drifts / runs, ideas / runs, remeasured / runs, met / runs, kept / runs)
 
 
 def quick_exits(draw: Draw, policy: JudgePolicy, runs: int, seed: int) -> float:

@@ -31,6 +31,7 @@ def test_s1_studies_without_effect_promote_nothing(shape: str, sd: float, gate: 
     # At 5 % the truth is 5.6 % in the worst shapes (docs/statistics.md): 800 studies could not tell it from the gate.
     found = aa_studies(NOISE[shape](sd), POLICY, 3000 if sd == 0.05 else 800, seed=11, target_above=3 * sd)
     assert found.promoted <= gate
+    assert found.kept <= min(gate, 0.05)  # what a person is told: the fresh confirmation takes a part of them back
     assert found.met <= 0.01
     assert found.ideas > 5  # the studies did try something
 
@@ -157,4 +158,5 @@ def test_the_winners_curse_is_gone_from_the_fresh_confirmation(ideas: int, seems
 def test_s1_at_full_count(shape: str, sd: float, gate: float) -> None:
     found = aa_studies(NOISE[shape](sd), POLICY, 10_000, seed=2, target_above=3 * sd)
     assert found.promoted <= gate
+    assert found.kept <= min(gate, 0.05)  # what a person is told: the fresh confirmation takes a part of them back
     assert found.met <= 0.01

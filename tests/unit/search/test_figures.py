@@ -28,6 +28,7 @@ def test_the_readme_has_the_figures_of_the_document(run: Any) -> None:
     assert len(run.figures(document)) == 2 + 4 + 7
 
 
+@pytest.mark.gate("S9")
 def test_evidence_reaches_what_the_document_claims(run: Any) -> None:
     """At most half of random's launches on the median table, and never more than TPE's on 70 % of each table's groups; where it is not
     so, the text names the table."""
