@@ -19,6 +19,7 @@ from optimizer.evidence.vllm_log import VllmLog
 
 RECORDINGS = Path(__file__).parents[2] / "tests" / "recordings"
 READY = (b"The server is fired up", b"Application startup complete")
+ENDING = (b"[shutdown] ", b"SIGTERM received", b"Shutting down")
 
 
 def sglang(data: bytes) -> None:
@@ -59,10 +60,12 @@ def lines_with(path: str, needle: bytes) -> bytes:
 
 
 def served(seed: bytes, size: int) -> bytes:
-    """A log starts once and then serves for hours: only what follows the start is repeated."""
+    """A log starts once, then serves for hours, and stops once: only what lies between is repeated."""
     cut = max(*(seed.find(ready) for ready in READY), 0)
     cut = seed.find(b"\n", cut) + 1 if cut else 0
-    body = seed[cut:]
+    ends = [at for word in ENDING if (at := seed.find(word, cut)) >= 0]
+    end = seed.rfind(b"\n", 0, min(ends)) + 1 if ends else len(seed)
+    body = seed[cut:end] if end > cut else seed[cut:]
     return (seed[:cut] + body * (size // len(body) + 1))[:size]
 
 

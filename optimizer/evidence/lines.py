@@ -106,6 +106,16 @@ def _split(block: bytes, offset: int, number: int | None) -> Iterator[Block]:
         starts = list(accumulate(map(len, lines), initial=offset))
         yield Block([raw[:-1] if raw[-1:] == b"\r" else raw for raw in lines], offset, number, 1, starts)
         return
+    if returns:
+        # A progress bar stands between two lines of a block: what is before and behind it is split at newlines alone.
+        low = block.rfind(b"\n", 0, block.find(b"\r")) + 1
+        high = block.find(b"\n", block.rfind(b"\r")) + 1 or len(block)
+        if low or high < len(block):
+            for begin, end in ((0, low), (low, high), (high, len(block))):
+                if begin < end:
+                    yield from _split(block[begin:end], offset + begin, number)
+                    number = None if number is None else number + block.count(b"\n", begin, end)
+            return
     kept: list[bytes] = []
     starts = []
     numbers: list[int | None] = []

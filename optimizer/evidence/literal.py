@@ -13,6 +13,9 @@ from optimizer.model.base import Value
 MAX_KEYS = 4000
 _WORDS: dict[str, Value] = {"None": None, "True": True, "False": False, "0": 0, "1": 1}
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,16})\Z")
+_FLOAT = re.compile(r"-?\d{1,17}\.\d{1,17}\Z")
+# A name, a call, a representation in angle brackets: no literals, whatever is in them. Asking the compiler costs twenty times as much.
+_NO_LITERAL = re.compile(r"<|(?!set\(\))[A-Za-z_][\w.]{0,200}(?:\Z|\()", re.ASCII)
 _MARKS = re.compile(r"[\\'\"(\[{<)\]}>,]")
 
 
@@ -82,6 +85,10 @@ def literal(value: str, depth: int = 0) -> Value:
         return value[1:-1]
     if _INTEGER.match(value):
         return int(value)
+    if _FLOAT.match(value):
+        return float(value)
+    if _NO_LITERAL.match(value):
+        return value[:2000]
     if value.startswith("{"):
         return dict(arguments(value, depth + 1)) if value.endswith("}") and depth < 6 else value[:2000]
     try:

@@ -16,6 +16,7 @@ from optimizer.evidence.vllm_state import Handler, VllmState, seconds_of
 from optimizer.evidence.vllm_stats import HEADER, Drafts, Stats
 
 MAX_DULL = 4_096
+_SERVED = b' HTTP/1.1" 200 OK'  # looked for first: an end is found without reading the line
 _SERVER = re.compile(rb"\(APIServer pid=(\d{1,9})\)")
 _MODE = re.compile(rb"cudagraph_mode=(\w{1,30})")
 
@@ -48,7 +49,7 @@ class VllmLog(VllmState):
             marks = statistics.kept.open(block)
             mark, mark_spec = marks.first.append, marks.second.append
             for index, raw in enumerate(block.lines):
-                if b" HTTP/1." in raw:
+                if raw.endswith(_SERVED) or b" HTTP/1." in raw:
                     continue  # access lines: most of a busy server's log
                 cut = raw.find(b"] ", 0, HEADER) + 2
                 if cut < 2:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from optimizer.evidence import exits
 from optimizer.evidence.argv import argv_facts, asked, env_facts
@@ -12,7 +14,7 @@ from optimizer.evidence.derived import gpu_arch, version_key
 from optimizer.evidence.exits import exit_class
 from optimizer.evidence.found import Found, quantile
 from optimizer.evidence.lines import MAX_LINE_BYTES, Piece, iter_lines
-from optimizer.evidence.literal import arguments
+from optimizer.evidence.literal import arguments, literal
 from optimizer.evidence.nccl_log import NcclLog
 from optimizer.evidence.nvidia_smi import csv_facts, query_facts, topo_facts
 from optimizer.evidence.prometheus import metrics_facts, parse_metrics, series_facts
@@ -357,3 +359,28 @@ def test_tables() -> None:
     assert [gpu_arch(name) for name in ("NVIDIA H200", "NVIDIA RTX PRO 6000 Blackwell", "RTX A6000", "NVIDIA GeForce RTX 4090", "NVIDIA L4", "Weird 9000")] == [
         "sm_90", "sm_120", "sm_86", "sm_89", "sm_89", None]  # fmt: skip
     assert [version_key(version) for version in ("0.5.10.post1", "v0.32.0+cpu", "main")] == [(0, 5, 10), (0, 32, 0), ()]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\n\n", b"x" * 300]), max_size=40).map(b"".join))
+def test_progress_bars_between_lines_move_no_number_and_no_offset(data: bytes) -> None:
+    """Whatever stands before, in and behind a stretch with carriage returns."""
+    expected = []
+    start = 0
+    for number, whole in enumerate(data.split(b"\n"), 1):
+        at = start
+        for part in whole.split(b"\r"):
+            if part:
+                expected.append((number, at, part))
+            at += len(part) + 1
+        start += len(whole) + 1
+    assert [tuple(line) for line in iter_lines([Piece(data)])] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("torch.bfloat16", "torch.bfloat16"), ("<A.B: 1>", "<A.B: 1>"), ("Thing(a=1)", "Thing(a=1)"), ("-0.25", -0.25), ("1.", 1.0), ("set()", []),
+     ("b'x'", "b'x'"), ("u'x'", "x"), ("(1, 2)", [1, 2]), ("inf", "inf"), ("5m", "5m"), ("1e5", 1e5), ("00.5", 0.5)],
+)  # fmt: skip
+def test_what_is_no_literal_is_told_without_the_compiler(text: str, value: object) -> None:
+    assert literal(text) == value and type(literal(text)) is type(value)
