@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from optimizer.report.prose import sentence
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, verify
 from optimizer.search.answer import answered
+from optimizer.wiring import Options, Roots, prepare
 from tests.unit.core.model_box import ModelBox, spec
 
 ROOT = Path(__file__).parents[3]
@@ -317,3 +319,15 @@ def test_a_specification_of_an_older_release_still_reads() -> None:
     data["policy_version"] = 2
     assert StudySpec.model_validate(data).earlier == ()
     assert fold([]).spec is None
+
+
+def test_a_study_that_opens_beside_an_earlier_one_pins_its_launches(tmp_path: Path) -> None:
+    """From the recorded journal of a study that lies under --runs to the first entry of the next one; ``--prior none`` leaves it out."""
+    runs = tmp_path / "runs"
+    shutil.copytree(ROOT / "tests" / "histories" / "h200-7b-eager", runs / "first")
+    asked = Options(host="sim:h200-7b", target=("2000tps@16",), study="second")
+    opened = prepare(asked, Roots(runs=runs)).spec
+    assert [study.name for study in opened.earlier] == ["h200-7b-eager"] and opened.earlier[0].arms
+    assert StudySpec.model_validate(json.loads(json.dumps(opened.plain()))) == opened
+    assert not any("model_path" in arm.settings or "port" in arm.settings for arm in opened.earlier[0].arms)
+    assert prepare(replace(asked, prior=("none",)), Roots(runs=runs)).spec.earlier == ()
