@@ -17,17 +17,12 @@ import pytest
 
 from optimizer.box.box import Box
 from optimizer.evidence.bundle import LOG_HEAD_BYTES, LOG_TAIL_BYTES, read_bundle
-from optimizer.evidence.exits import exit_class
-from optimizer.evidence.found import Found
 from optimizer.evidence.lines import MAX_LINE_BYTES, Piece, blocks, iter_lines
-from optimizer.evidence.nccl_log import NcclLog
-from optimizer.evidence.prometheus import metrics_facts, parse_metrics, series_facts
-from optimizer.evidence.sglang_log import SglangLog
-from optimizer.evidence.vllm_log import VllmLog
 from optimizer.model.evidence import Evidence
 from optimizer.runner import collecting
 from optimizer.runner.collecting import launch_log, read_log_files
 from optimizer.transport.local import LocalTransport
+from tests.parsers import exits, gpu, metrics, nccl, sglang, vllm, which
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 SGLANG = (RECORDINGS / "sglang-0.5.12-h200/tp1-7b-kvlimited/server.log").read_bytes()
@@ -37,35 +32,7 @@ STATS = (b"Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throu
          b"GPU KV cache usage: 5.0%%")  # fmt: skip
 
 
-def sglang(data: bytes) -> Evidence:
-    log = SglangLog()
-    log.feed(data)
-    return log.finish([1, 8, 64]).evidence()
-
-
-def vllm(data: bytes) -> Evidence:
-    log = VllmLog()
-    log.feed(data)
-    return log.finish([1, 8, 64]).evidence()
-
-
-def nccl(data: bytes) -> None:
-    log = NcclLog(Found("x"))
-    for line in iter_lines([Piece(data)]):
-        log.line(line)
-    log.finish()
-
-
-def metrics(data: bytes) -> None:
-    metrics_facts(Found("x"), parse_metrics(data), parse_metrics(data))
-    series_facts(Found("x"), data)
-
-
-def exits(data: bytes) -> None:
-    exit_class(data, 1)
-
-
-PARSERS: list[Callable[[bytes], Any]] = [sglang, vllm, nccl, metrics, exits]
+PARSERS: list[Callable[[bytes], Any]] = [sglang, vllm, nccl, metrics, gpu, exits, which]
 
 # A unit that is repeated into one line; what stands in front of it in that line.
 SHAPES: dict[str, tuple[bytes, bytes]] = {
@@ -95,6 +62,9 @@ SHAPES: dict[str, tuple[bytes, bytes]] = {
     "errors": (b"", b"a.b."),
     "error words": (b"", b"Error: "),
     "frames": (b"", b'File "/config/'),
+    "more frames": (b"", b'File "/sglang/srt/vllm/engine/'),
+    "returns": (b"", b"\r"),
+    "echo": (b"", b"[2026-01-01 00:00:00] Decode batch, cuda graph: False\n"),
 }  # fmt: skip
 
 
