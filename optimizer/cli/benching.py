@@ -144,7 +144,7 @@ def _show(benches: list[Bench], values: dict[str, Any], for_machine: bool) -> No
         if drawn:
             values["plot_file"].write_text(drawn, encoding="utf-8")
         else:
-            say("No plot: no valid load has both a rate and a latency.", err=True)
+            say(f"{values['plot_file']} was not written: no valid load has both a rate and a latency.", err=True)
     for name, path in values["exports"]:
         from optimizer.wiring.benching import exported
 

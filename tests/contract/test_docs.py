@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,19 +26,23 @@ from optimizer.model.workload import Workload
 from optimizer.runner import hosts
 from optimizer.runner.execute import knowledge_blob
 from optimizer.runner.loop import drive
+from optimizer.wiring import learning
 from tests.datasette import answer, serving
 from tests.postgres import Server
+from tests.unit.bench.conftest import null_server as null_server
 from tests.unit.core.model_box import ModelBox, spec
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # How documents call a study -> the study that stands for it here: one of a box in memory, and the record of a real one.
 STUDIES = {"STUDY": "a41c07", "BEFORE": "first", "AFTER": "first"}
-OF_COMMAND = {"replay": {"first": "a41c07"}, "tradeoff": {"STUDY": "first"}}  # an old record is read, not decided again; loads are many in it
+OF_COMMAND = {  # an old record is read, not decided again; loads are many in it; what it writes at its end needs a real server's survey
+    "replay": {"first": "a41c07"}, "tradeoff": {"STUDY": "first"}, "resume": {"STUDY": "first"},
+}  # fmt: skip
 STORES = "store.md"  # its commands need a database, and one another
 HISTORY = ROOT / "tests" / "histories" / "h200-7b-eager"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-READING = {"journal", "studies", "replay", "lint", "plan", "diagnose", "doctor", "why", "why-not", "report", "diff", "tradeoff", "copy"}
+READING = {"journal", "studies", "replay", "lint", "plan", "diagnose", "doctor", "why", "why-not", "report", "diff", "tradeoff", "copy", "learned", "export", "resume"}
 # What acts on a machine of the reader's own, with files that a study leaves: only the files are checked.
 AWAY = {("sudo", "cp"), ("sudo", "systemctl"), ("docker", "compose"), ("kubectl", "apply"), ("sh",), ("cat",)}
 COMPLETION = re.compile(r"_OPTIMIZE_COMPLETE=(bash|zsh|fish)_source optimize")
@@ -77,6 +81,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         box = ModelBox({"disable_cuda_graph": True}, lambda values: 400.0 if values.get("disable_cuda_graph") else 1200.0)
         state = asyncio.run(drive(journal, box, wiring.plan_of(known)))
     assert state.closed is not None and state.closed["ending"] == "met"
+    (here / "theirs.json").write_text(learning.LearnedFile().model_dump_json(), encoding="utf-8")
     return here
 
 
@@ -104,12 +109,14 @@ def check_optimize(words: list[str]) -> None:
         words[0] = "plan"
         if "--metrics" in words:  # of what runs alone
             del words[words.index("--metrics") : words.index("--metrics") + 2]
+    if "--metrics" in words:
+        words[words.index("--metrics") + 1] = "0"  # whatever is free here
     if words[0] in READING and (host is None or host.startswith("sim:")):
         from optimizer.cli import main
 
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 0, f"optimize {shlex.join(words)}: exit {done.exit_code}\n{done.output[-800:]}"
-        assert len(done.stdout) > 40, done.stdout
+        assert len(done.output) > 40, done.output
 
 
 def taken_home() -> set[str]:
@@ -136,6 +143,8 @@ def understood(words: list[str]) -> None:
 @pytest.mark.parametrize(("document", "command"), commands())
 def test_a_documented_command_works(document: str, command: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
+    monkeypatch.setenv("OPTIMIZE_LEARNED", str(here / "learned.json"))
+    (here / "study.db").unlink(missing_ok=True)
     if shell := COMPLETION.search(command):
         done = run(["env", f"_OPTIMIZE_COMPLETE={shell[1]}_source", "optimize"], here)
         assert done.returncode == 0 and "_optimize_completion" in done.stdout, done.stderr
@@ -149,7 +158,8 @@ def test_a_documented_command_works(document: str, command: str, here: Path, mon
         done = run([*words[:1], "--dry-run", *words[1:]], ROOT)
         assert done.returncode == 0 and done.stdout, done.stderr
     elif words[0] == "sqlite-utils":
-        done = run([word.replace("STUDY", STUDIES["STUDY"]) for word in words], here)
+        study = "first" if "server.log" in command else STUDIES["STUDY"]
+        done = run([word.replace("STUDY", study) for word in words], here)
         assert done.returncode == 0 and len(done.stdout.splitlines()) > 2, done.stderr + done.stdout
     elif words[0] == "datasette":
         with serving([word.replace("STUDY", STUDIES["STUDY"]) for word in words[1:]], here) as address:
@@ -161,6 +171,31 @@ def test_a_documented_command_works(document: str, command: str, here: Path, mon
         assert done.returncode == 0, done.stdout + done.stderr
     else:
         assert words == [".", ".venv/bin/activate"], f"{document}: nothing checks {command!r}"
+
+
+# What a bench of a document needs to be short here; the loads, targets, forms and files stay the document's.
+SHORT = ("--window", "1", "--warmup", "0.3", "--warmup-max", "2", "--prompt-tokens", "32", "--output-tokens", "16")
+# Of each kind one; those with another tool and the knee have tests of their own (tests/unit/bench).
+BENCHES = {
+    option: words
+    for _, command in commands()
+    for option in ("--csv", "--against", "--export-as", "--out")
+    if (words := shlex.split(command))[:2] == ["optimize", "bench"] and option in words
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", BENCHES)
+def test_a_documented_bench_measures(option: str, here: Path, null_server: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against null servers."""
+    monkeypatch.chdir(here)
+    words = BENCHES[option]
+    servers = {url: null_server("--gap-ms", "5") for url in ("http://127.0.0.1:8000", "http://127.0.0.1:8001") if url in words}
+    done = run([*(servers.get(word, word) for word in words), *SHORT], here)
+    assert done.returncode in (0, 3, 4), done.stderr  # 3: the document's target is not this server's; 4: never steady, on a busy machine
+    assert len(done.stdout.splitlines()) > 2, done.stdout
+    for name in (word for word in words if re.fullmatch(r"\w+\.(json|csv|html)", word)):
+        assert (here / name).exists() or f"{name} was not written" in done.stderr, done.stderr  # nothing was valid, on a busy machine
 
 
 def test_the_commands_about_stores_work(here: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +225,16 @@ def test_a_command_that_does_not_exist_is_noticed(words: list[str]) -> None:
 
 def test_documents_give_commands() -> None:
     assert len(commands()) > 20
+
+
+def test_no_command_hides_from_these_tests() -> None:
+    """A command in an indented block, or in a fence of another kind, would be run by nobody."""
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        outside = BLOCK.sub("", text)
+        hidden = re.findall(r"^ {4,}(?:\$ )?(?:optimize|make|pytest|datasette|sqlite-utils) .*$", outside, re.MULTILINE)
+        hidden += [line for kind, block in BLOCK.findall(text) if kind != "console" for line in block.splitlines() if line.startswith("$ ")]
+        assert not hidden, (document.name, hidden)
 
 
 def test_the_example_playbook_is_accepted(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_the_wheel_carries_every_playbook_and_space(wheel: Path) -> None:
         assert sources, f"{folder} is empty"
         assert {f"optimizer/_data/{source}" for source in sources} <= names
     assert {name for name in names if name.startswith("optimizer/box/") and name.endswith(".py")} >= {"optimizer/box/shim.py", "optimizer/box/guard.py"}
+    assert "optimizer/py.typed" in names  # the library's types are for its users
     assert not [name for name in names if name.startswith(("tests/", "runs/", "scripts/"))]
 
 
