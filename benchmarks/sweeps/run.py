@@ -223,10 +223,11 @@ def main() -> None:
     parser.add_argument("family", nargs="+", choices=[*families(1, 0), "all"])
     parser.add_argument("--first", type=int, default=1, help="first seed of `kills`")
     parser.add_argument("--count", type=int, default=1000, help="how many seeds of `kills`")
+    parser.add_argument("--only", default="", help="run the cases whose name holds this")
     parser.add_argument("--skip", type=int, default=0, help="cases of each family that were run before")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after this time")
     given = parser.parse_args()
-    chosen = {name: cases[given.skip :] for name, cases in families(given.first, given.count).items() if name in given.family or "all" in given.family}
+    chosen = {name: [case for case in cases[given.skip :] if given.only in case.name] for name, cases in families(given.first, given.count).items() if name in given.family or "all" in given.family}
     end = time.monotonic() + given.minutes * 60
     counts = {name: {"run": 0, "failed": 0, "of": len(cases)} for name, cases in chosen.items()}
     for row in zip_longest(*([(name, case) for case in cases] for name, cases in chosen.items())):

@@ -102,7 +102,9 @@ def main() -> None:
             )
         if request["op"] not in OPERATIONS:
             raise Refused("bad_request", "Unknown operation %r." % request["op"])
+        _crash_point("shim.%s.begin" % request["op"])
         answer: dict[str, Any] = {"ok": True, "result": OPERATIONS[request["op"]](request)}
+        _crash_point("shim.%s.end" % request["op"])
     except Refused as refused:
         answer = {"ok": False, "kind": refused.kind, "message": refused.message, "more": refused.more}
     except DeadlineReached:
