@@ -59,12 +59,15 @@ test-slow: dev
 test-scenarios: dev
 	$(BIN)/python -m pytest -q -m scenarios -p no:xdist --durations=25
 
-# One at a time: each of them measures.
+# Two at a time what reads and counts, in groups that share a server; then one at a time what measures.
 test-engines: dev
 	@for engine in vllm sglang llamacpp; do \
 	  test -x $(ENGINES)/$$engine/bin/python || { echo "No $$engine in $(ENGINES): run make engines first." >&2; exit 1; }; \
 	done
-	OPTIMIZER_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -q -m engines -p no:xdist --durations=25
+	@export OPTIMIZER_ENGINES=$(abspath $(ENGINES)); status=0; set -x; \
+	$(BIN)/python -m pytest -q -m 'engines and not measures' -n 2 --dist loadgroup --durations=25 tests/engines || status=$$?; \
+	$(BIN)/python -m pytest -q -m 'engines and measures' -p no:xdist --durations=25 tests/engines || status=$$?; \
+	exit $$status
 
 dev: $(VENV)/.installed-dev
 

@@ -29,12 +29,13 @@ READY_S = 240.0
 STUDY_S = 1080.0
 ENGINES = ("vllm", "sglang")
 
-# Short enough for a study of minutes on two cores, long enough for effects of a factor two: the slowest server here needs
-# about seven seconds until a full wave of requests has passed through it.
+# Short enough for a study of two minutes on two cores, long enough for effects of a factor two: a server with one slot answers
+# some twenty requests in a window, one with a slot for everybody five waves of sixteen.
 WORKLOAD: dict[str, Any] = {
-    "vocabulary": "ascii", "concurrency": 16, "prompt_tokens": 128, "output_tokens": 48, "warmup_min_s": 3, "warmup_max_s": 10,
-    "window_s": 15, "side_levels": [], "confirm_window_s": 20,
+    "vocabulary": "ascii", "concurrency": 16, "prompt_tokens": 128, "output_tokens": 48, "warmup_min_s": 2, "warmup_max_s": 5,
+    "window_s": 8, "side_levels": [], "confirm_window_s": 10,
 }  # fmt: skip
+SECRET = "sup3rs3cretvalue99"  # in the environment of the servers that several tests share: nothing may repeat it
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,10 @@ class Engines:
         return Launch(argv, {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}, port, served)
 
 
-def rate_of(launch: Launch, **load: Any) -> float:
+def rate_of(launch: Launch, window_s: float = 6.0, **load: Any) -> float:
     """Output tokens/s of a running server under the tests' load: targets follow the machine, which may be twice as fast tomorrow."""
     workload = Workload(**{**WORKLOAD, **load})
-    job = build_job(workload, concurrency=workload.concurrency, window_s=10.0, base_url=f"http://127.0.0.1:{launch.port}", model=launch.model,
+    job = build_job(workload, concurrency=workload.concurrency, window_s=window_s, base_url=f"http://127.0.0.1:{launch.port}", model=launch.model,
                     seed=1, salt="before")  # fmt: skip
     done = subprocess.run([sys.executable, str(LOADGEN)], input=json.dumps(job).encode() + b"\n", capture_output=True, timeout=longest_s(job),
                           check=True)  # fmt: skip
@@ -152,6 +153,7 @@ class Tool:
     home: Path
     knowledge: Path = REPOSITORY
     running: list[subprocess.Popen[str]] = field(default_factory=list)
+    closed: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
     def runs(self) -> Path:
@@ -190,7 +192,10 @@ class Tool:
         return self(*self.study(name, target, *words, **load))
 
     def entries(self, study: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self("journal", study, "--json").json["entries"]
+        """The study's journal; that of a closed one, which changes no more, is asked for once."""
+        found: list[dict[str, Any]] = self.closed.get(study) or self("journal", study, "--json").json["entries"]
+        if found[-1]["kind"] == "closed":
+            self.closed[study] = found
         return found
 
     def marked(self) -> dict[int, str]:
@@ -261,32 +266,90 @@ def tool(tmp_path: Path) -> Iterator[Tool]:
     made.close()
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[Launch], Launch]]:
-    """Starts a user's own server, with its log in a file, and waits until it answers. What listens on its port at the end,
-    whoever brought it there, is ended too."""
-    started: list[tuple[subprocess.Popen[bytes], Launch]] = []
+@dataclass
+class Servers:
+    """A user's own servers, each with its log in a file of ``folder``. What listens on their ports at the end, whoever brought it
+    there, is ended too."""
 
-    def start(launch: Launch) -> Launch:
-        with (tmp_path / f"server-{len(started)}.log").open("wb") as log:
-            process = subprocess.Popen(launch.argv, env={**os.environ, **launch.env}, stdin=subprocess.DEVNULL, stdout=log,
-                                       stderr=subprocess.STDOUT, start_new_session=True, cwd=tmp_path)  # fmt: skip
-        started.append((process, launch))
+    folder: Path
+    started: list[tuple[subprocess.Popen[bytes], Launch]] = field(default_factory=list)
+
+    def begin(self, launch: Launch) -> Path:
+        """Starts it and waits for nothing; the path is its log's."""
+        log = self.folder / f"server-{len(self.started)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(launch.argv, env={**os.environ, **launch.env}, stdin=subprocess.DEVNULL, stdout=file,
+                                       stderr=subprocess.STDOUT, start_new_session=True, cwd=self.folder)  # fmt: skip
+        self.started.append((process, launch))
+        return log
+
+    def ready(self, launch: Launch, ask: Callable[[Launch], bool] | None = None) -> Launch:
+        """Waits until it answers; fails with the end of its log when it dies first."""
+        index, process = next((at, one) for at, (one, known) in enumerate(self.started) if known is launch)
         end = time.monotonic() + READY_S
-        while not answers(launch):
-            assert process.poll() is None, (tmp_path / f"server-{len(started) - 1}.log").read_text()[-3000:]
+        while not (ask or answers)(launch):
+            assert process.poll() is None, (self.folder / f"server-{index}.log").read_text()[-3000:]
             assert time.monotonic() < end, f"not ready in {READY_S:.0f} s"
-            time.sleep(1)
+            time.sleep(0.5)
         return launch
 
-    yield start
-    for process, launch in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for pid in owners(launch.port):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(os.getpgid(pid), signal.SIGKILL)
+    def __call__(self, launch: Launch, ask: Callable[[Launch], bool] | None = None) -> Launch:
+        self.begin(launch)
+        return self.ready(launch, ask)
+
+    def again(self, launch: Launch) -> Launch:
+        """The same server as it runs, which may be one that the tool brought back; another one when it runs no more."""
+        now = owners(launch.port)
+        if now and all(argv_of(pid) == list(launch.argv) for pid in now) and answers(launch):
+            return launch
+        self.close()
+        return self(launch)
+
+    def close(self) -> None:
+        for process, launch in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for pid in owners(launch.port):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(os.getpgid(pid), signal.SIGKILL)
+        self.started.clear()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Servers]:
+    """Starts servers that live as long as the test."""
+    servers = Servers(tmp_path)
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="module")
+def user_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """A server that the tests of one file take over from each other: a study ends with the original as it was, or another starts."""
+    servers = Servers(tmp_path_factory.mktemp("servers"))
+    yield servers
+    servers.close()
+
+
+def _lasting(factory: pytest.TempPathFactory, made: Launch) -> Iterator[Launch]:
+    servers = Servers(factory.mktemp("servers"))
+    try:
+        yield servers(Launch(made.argv, {**made.env, "HF_TOKEN": f"hf_{SECRET * 2}", "SGLANG_API_TOKEN": SECRET}, made.port, made.model))
+    finally:
+        servers.close()
+
+
+@pytest.fixture(scope="session")
+def shared_vllm(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    """One server for all tests that only read and count: with four slots, and with a secret in its environment."""
+    yield from _lasting(tmp_path_factory, engines.vllm("--max-num-seqs", "4", "--dtype", "bfloat16"))
+
+
+@pytest.fixture(scope="session")
+def shared_sglang(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    """Writes a line for every tenth step: a slow machine makes few steps."""
+    yield from _lasting(tmp_path_factory, engines.sglang("--max-running-requests", "4", "--decode-log-interval", "10"))
 
 
 def answers(launch: Launch) -> bool:

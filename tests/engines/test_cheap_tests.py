@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,13 @@ from optimizer.runner.execute import LiveExecutor
 from optimizer.runner.survey import survey
 from optimizer.transport.local import LocalTransport
 
-from .conftest import REPOSITORY, WORKLOAD, Engines, Launch, Tool, owners
+from .conftest import WORKLOAD, Engines, Launch, Servers, owners
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
-
-Serve = Callable[[Launch], Launch]
+pytestmark = [pytest.mark.engines, pytest.mark.measures, pytest.mark.timeout(900)]
 
 
 def level(concurrency: int, window_s: float = 6.0) -> Level:
-    return Level(concurrency=concurrency, warmup_min_s=1.0, warmup_max_s=3.0, window_s=window_s)
+    return Level(concurrency=concurrency, warmup_min_s=1.0, warmup_max_s=2.0, window_s=window_s)
 
 
 def make(launch: Launch, home: Path, *steps: Check) -> dict[str, dict[str, Any]]:
@@ -55,7 +51,7 @@ def facts(outcome: dict[str, Any]) -> dict[str, Any]:
     return {fact["name"] + "".join(f" {value}" for value in fact["labels"].values()): fact["value"] for fact in outcome["body"]["evidence"]["facts"]}
 
 
-def test_what_the_tests_say_of_a_running_vllm(engines: Engines, serve: Serve, tmp_path: Path) -> None:
+def test_what_the_tests_say_of_a_running_vllm(engines: Engines, serve: Servers, tmp_path: Path) -> None:
     launch = serve(engines.vllm("--max-num-seqs", "4"))
     before = owners(launch.port)
     home = tmp_path / "box"
@@ -65,8 +61,8 @@ def test_what_the_tests_say_of_a_running_vllm(engines: Engines, serve: Serve, tm
         return Check(key="1", launch=ORIGINAL, test=test, levels=levels, **more)
 
     found = make(
-        launch, home, check("read_proc", seconds=2.0), check("cpu_profile", level(4, 8.0), seconds=5.0), check("flush_cache"),
-        check("concurrency_sweep", level(2), level(4), level(8), around=4, width="double"), check("second_client", level(2), level(2)),
+        launch, home, check("read_proc", seconds=2.0), check("cpu_profile", level(4, 6.0), seconds=4.0), check("flush_cache"),
+        check("concurrency_sweep", level(2), level(4), level(8), around=4, width="double"), check("second_client", level(2, 4.0), level(2, 4.0)),
     )  # fmt: skip
     assert owners(launch.port) == before, "nothing was relaunched"
     kernel = facts(found["read_proc"])
@@ -81,31 +77,3 @@ def test_what_the_tests_say_of_a_running_vllm(engines: Engines, serve: Serve, tm
     assert facts(sweep).get("client.knee_concurrency") == 4, sweep["body"]["text"]  # four slots: twice the load gives no more
     assert found["flush_cache"]["body"]["detail"]["flushed"] is False  # vLLM serves no flush
     assert facts(found["second_client"])["client.output_tps second_client 4"] > 0
-
-
-def test_a_study_makes_the_test_before_it_gives_up(engines: Engines, tool: Tool, serve: Serve) -> None:
-    """A suspicion that the client is the limit is worth half a minute with a second one; here it is refuted on the spot."""
-    knowledge = tool.home / "knowledge"
-    for name in ("playbooks", "search_spaces"):
-        shutil.copytree(REPOSITORY / name, knowledge / name)
-    book = knowledge / "playbooks/any/client-bound-benchmark.yaml"
-    text = book.read_text(encoding="utf-8")
-    assert "prior_db" not in text
-    book.write_text(text.replace("family: client\n", "family: client\nprior_db: -4\n"), encoding="utf-8")
-    tool.knowledge = knowledge
-    launch = serve(engines.vllm())
-    before = owners(launch.port)
-    done = tool.run("asked", "3000tps@16", "--port", str(launch.port), "--launches", "3", "--prior", "none", "--best-effort", side_window_s=10)
-    assert done.exit == 3, done.err
-    entries = tool.entries("asked")
-    made = [entry["body"]["step"] for entry in entries if entry["kind"] == "intent" and entry["body"]["step"]["kind"] == "check"]
-    assert "second_client" in [step["test"] for step in made]
-    first = next(step for step in made if step["test"] == "second_client")
-    assert first["launch"] == "original" and first["minutes"] < first["saves_minutes"]
-    ranked = [entry["body"]["hypotheses"] for entry in entries if entry["kind"] == "ranked"]
-    suspicion = [next((row["probability"] for row in rows if row["id"] == "client-bound-benchmark"), 0.0) for rows in ranked]
-    assert suspicion[0] > 0.1 and suspicion[-1] < suspicion[0] / 3, "the second client got no more out of it"
-    answer = tool("why-not", "asked", "client-bound-benchmark", "--json").json
-    assert answer["checks"][0]["test"] == "second_client" and "Two generators" in answer["text"]
-    assert tool("replay", "asked", "--verify", "--json").json["identical"]
-    assert owners(launch.port) and (owners(launch.port) == before or done.json["launches"] + done.json["launches_baseline"] > 1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+import urllib.request
 from typing import Any
 
 import pytest
@@ -16,13 +16,11 @@ from optimizer.bench.run import build_job, longest_s, summarise
 from optimizer.model.measurement import ValidityCode
 from optimizer.model.workload import Workload
 
-from .conftest import Engines, Launch, Tool
+from .conftest import Engines, Launch, Servers, Tool
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 KEY = "canary-key-of-a-real-engine"
-LOAD = Workload(vocabulary="ascii", concurrency=4, prompt_tokens=64, output_tokens=24, warmup_min_s=2, warmup_max_s=4, window_s=10)
-
-Serve = Callable[[Launch], Launch]
+LOAD = Workload(vocabulary="ascii", concurrency=4, prompt_tokens=64, output_tokens=24, warmup_min_s=1, warmup_max_s=2, window_s=6)
 
 
 def drained(launch: Launch, **changes: Any) -> tuple[dict[str, Any], Any]:
@@ -46,33 +44,30 @@ def check(launch: Launch, tool: Tool) -> None:
         assert counted["prompt_finished"] == pytest.approx(counted["prompt"], rel=0.01), (api, counted)
         assert ValidityCode.FOREIGN_TRAFFIC not in {item.code for item in point.invalid}
     words = ["bench", f"http://127.0.0.1:{launch.port}", "--model", launch.model, "--concurrency", "4", "--prompt-tokens", "64", "--output-tokens", "24",
-             "--warmup", "2", "--warmup-max", "4", "--window", "10", "--json"]  # fmt: skip
+             "--warmup", "1", "--warmup-max", "2", "--window", "10", "--json"]  # fmt: skip
     point = tool(*words).json["points"][0]
     assert point["metrics"]["engine_tokens_ratio"] == pytest.approx(1.0, abs=0.03), point  # requests that are cut at the end are in it
     assert point["requests_failed"] == 0 and point["metrics"]["output_tokens_per_s"] > 0
 
 
-def test_vllm_counts_the_same(engines: Engines, serve: Serve, tool: Tool) -> None:
-    check(serve(engines.vllm("--max-num-seqs", "4")), tool)
+@pytest.mark.xdist_group("vllm")
+def test_vllm_counts_the_same(shared_vllm: Launch, tool: Tool) -> None:
+    check(shared_vllm, tool)
 
 
-def test_sglang_counts_the_same(engines: Engines, serve: Serve, tool: Tool) -> None:
-    check(serve(engines.sglang()), tool)
+@pytest.mark.xdist_group("sglang")
+def test_sglang_counts_the_same(shared_sglang: Launch, tool: Tool) -> None:
+    check(shared_sglang, tool)
 
 
-def test_real_servers_with_a_key_are_measured_without_being_given_it(engines: Engines, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tests.engines.conftest as fixtures
-
-    launch = engines.vllm("--max-num-seqs", "4", "--api-key", KEY)
-    monkeypatch.setattr(fixtures, "answers", _healthy)  # its own check asks without a key
-    serve(launch)
+def test_real_servers_with_a_key_are_measured_without_being_given_it(engines: Engines, serve: Servers) -> None:
+    launch = serve(engines.vllm("--max-num-seqs", "4", "--api-key", KEY), _healthy)
     summary, _ = drained(launch)
     assert not summary["errors"] and summary["finished_ok"] > 8
 
 
 def _healthy(launch: Launch) -> bool:
-    import urllib.request
-
+    """Asked without a key, which it would want for everything else."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{launch.port}/health", timeout=10) as answer:
             return bool(answer.status == 200)
