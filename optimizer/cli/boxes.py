@@ -34,8 +34,9 @@ def stop(ctx: click.Context, study: str, as_json: bool) -> None:
         message = {"study": study, "asked": True, "coordinator": holder.pid}
         text = f"Asked the coordinator (process {holder.pid}) of {study} to close it; follow with: optimize journal {study} --follow"
     else:
+        note(f"Closing {study}. What it still runs is taken down and the box restored; Ctrl-C leaves that to the guard on the box, at once.")
         try:
-            state, plan_, _ = asyncio.run(resume_study(study, roots))
+            state, plan_, _ = asyncio.run(resume_study(study, roots, say=note))
         finally:
             (folder / "stop").unlink(missing_ok=True)
         message = {**result_of(state, plan_), "asked": False}
@@ -44,6 +45,11 @@ def stop(ctx: click.Context, study: str, as_json: bool) -> None:
         print_json(message)
     else:
         say(text)
+
+
+def note(text: str) -> None:
+    """What a waiting person should know: on stderr, beside a result that may be JSON."""
+    say(text, err=True)
 
 
 @click.command()

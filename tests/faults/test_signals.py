@@ -144,6 +144,7 @@ def test_stop_of_a_study_whose_coordinator_is_dead(box: FastBox) -> None:
     assert box.marked()
     done = box("stop", "dead", "--json")
     assert done.exit == 0, done.err
+    assert "Ctrl-C leaves that to the guard" in done.err
     assert done.json["ending"] == "interrupted"
     box.assert_clean()
 
