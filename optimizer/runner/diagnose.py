@@ -30,6 +30,7 @@ from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.flags import FlagTable
 from optimizer.model.measurement import Invalidity
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
+from optimizer.runner.compared import asked_for, rates, slower
 from optimizer.runner.next_step import (
     SUSPECT_DB,
     beyond_the_roofline,
@@ -80,6 +81,11 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
         verdict_reason = "evidence_missing"  # what was refused might have been what deviates
     if beyond and verdict_reason in ("healthy", "load_limited"):
         verdict_reason = "evidence_missing"  # faster than the GPU can be: what was measured, or where, is not what is stated
+    behind = slower(bundle, baseline) or asked_for(evidence)
+    if behind and verdict_reason in ("healthy", "load_limited"):
+        verdict_reason = "evidence_missing"  # nothing known deviates, and yet it is slower than it has to be
+    else:
+        behind = None
     step = candidates[0].next_step if verdict_reason is None and candidates else None
     if contaminated and verdict_reason is not None:
         step = measure_again(contaminated[0])
@@ -89,6 +95,8 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
         step = f"Correct what cannot be as stated ({', '.join(refused[:4])}), and look again. Cost: none."
     elif beyond and verdict_reason == "evidence_missing" and not failed_start(evidence):
         step = beyond
+    elif behind:
+        step = behind
     elif verdict_reason is not None:
         step = next_observation(verdict_reason, named, library, look)
     shown = evidence.merged(Evidence(facts=impossible)) if impossible else evidence
@@ -148,14 +156,14 @@ def _complete(bundle: Bundle, inputs: Sequence[Inputs], baseline: Bundle | None)
 
 def _against(bundle: Bundle, baseline: Bundle) -> tuple[Fact, ...]:
     """Speed relative to the baseline launch, per concurrency that both measured."""
-    rates = {point.concurrency: point.metrics["output_tokens_per_s"] for point in load_points(baseline.bench)}
+    before = rates(baseline)
     drafting = bundle.evidence.value("spec.method") not in (None, "none")
     plain = baseline.evidence.value("spec.method") in (None, "none")
     name = "spec.speed_ratio" if drafting and plain else "reference.speed_ratio"
     facts = []
     for point in load_points(bundle.bench):
-        if point.concurrency in rates:
-            ratio = float(f"{point.metrics['output_tokens_per_s'] / rates[point.concurrency]:.4g}")
+        if point.concurrency in before:
+            ratio = float(f"{point.metrics['output_tokens_per_s'] / before[point.concurrency]:.4g}")
             labels = {"concurrency": point.concurrency} if drafting and plain else {"differs": "earlier_run"}
             facts.append(
                 Fact(name=name, value=ratio, unit="ratio", labels=labels, source="bench.json", basis="derived")
