@@ -30,24 +30,12 @@ from optimizer.model.base import Value
 from optimizer.model.flags import FlagTable
 from optimizer.model.measurement import LoadPoint, Measurement
 from optimizer.model.outcome import Done, Failed, Outcome
-from optimizer.model.step import (
-    AwaitReady,
-    Calibrate,
-    Check,
-    Launch,
-    Measure,
-    Observe,
-    Propose,
-    Restore,
-    Secure,
-    Step,
-    Stop,
-)
+from optimizer.model.step import AwaitReady, Check, Launch, Measure, Observe, Propose
 from optimizer.model.study import Budget, HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import parse_target
 from optimizer.model.workload import Workload
-from optimizer.runner.base import Effect
 from optimizer.search.answer import answered
+from optimizer.testing.in_memory import InMemoryExecutor
 
 OOM = re.compile(r"out of memory|Not enough memory", re.IGNORECASE)
 
@@ -195,7 +183,7 @@ def spec(box: SimulatedBox, seed: int, launches: int) -> StudySpec:
     )  # fmt: skip
 
 
-class InProcessExecutor:
+class InProcessExecutor(InMemoryExecutor):
     """Executes the steps of the real loop on a simulated box. ``launched``: the settings of every launch after the baseline."""
 
     def __init__(self, box: SimulatedBox, library: Library, seed: int) -> None:
@@ -205,43 +193,27 @@ class InProcessExecutor:
         self.runs: dict[str, Run] = {}
         self.launched: list[dict[str, Value]] = []
 
-    async def execute(self, step: Step) -> Effect:
-        return Effect(self._do(step))
+    def launch(self, step: Launch) -> Outcome:
+        self.running[step.key] = step
+        if step.purpose not in ("baseline", "final"):
+            self.launched.append(dict(step.settings.values))
+        luck = math.exp(self.random.gauss(0.0, float(self.box.box["speed"]["noise_sd"])))
+        self.runs[step.key] = self.box.launch(step.settings.values, factor=luck, evidence=True)
+        return Done(body={"pid": 1})
 
-    async def reconcile(self, step: Step) -> Effect:
-        return Effect(self._do(step))
+    def ready(self, step: AwaitReady) -> Outcome:
+        run = self.runs[step.launch]
+        if run.rate is None:
+            return Failed(cause="oom_kv" if OOM.search(run.failed) else "exited", message=run.failed)
+        return Done(body={"launch": step.launch, "ready_s": 60.0, "mismatches": []})
 
-    def _do(self, step: Step) -> Outcome:
-        match step:
-            case Observe():
-                return self._observe()
-            case Launch():
-                self.running[step.key] = step
-                if step.purpose not in ("baseline", "final"):
-                    self.launched.append(dict(step.settings.values))
-                luck = math.exp(self.random.gauss(0.0, float(self.box.box["speed"]["noise_sd"])))
-                self.runs[step.key] = self.box.launch(step.settings.values, factor=luck, evidence=True)
-                return Done(body={"pid": 1})
-            case AwaitReady():
-                run = self.runs[step.launch]
-                if run.rate is None:
-                    return Failed(cause="oom_kv" if OOM.search(run.failed) else "exited", message=run.failed)
-                return Done(body={"launch": step.launch, "ready_s": 60.0, "mismatches": []})
-            case Measure():
-                return self._measure(step)
-            case Check():
-                return Failed(cause="refused_by_box", message="Cheap tests are not part of this comparison.")
-            case Calibrate():
-                return Done(body={"tokens_per_s": 1e6})
-            case Secure():
-                return Done(body={"armed": step.op == "arm"})
-            case Propose():
-                return Done(body=answered(step, self.library.space_by_id[step.space], self.library.directions))
-            case Stop() | Restore():
-                return Done(body={})
-        raise AssertionError(step)
+    def check(self, step: Check) -> Outcome:
+        return Failed(cause="refused_by_box", message="Cheap tests are not part of this comparison.")
 
-    def _observe(self) -> Outcome:
+    def propose(self, step: Propose) -> Outcome:
+        return Done(body=answered(step, self.library.space_by_id[step.space], self.library.directions))
+
+    def observe(self, step: Observe) -> Outcome:
         hardware = self.box.box["hardware"]
         first = self.box.launch({}, evidence=True)
         assert first.bundle is not None, first.failed
@@ -256,7 +228,7 @@ class InProcessExecutor:
         }  # fmt: skip
         return Done(body=body)
 
-    def _measure(self, step: Measure) -> Outcome:
+    def measure(self, step: Measure) -> Outcome:
         run = self.runs[step.launch]
         assert run.bundle is not None and run.rate is not None
         load = self.box.workload

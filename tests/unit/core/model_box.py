@@ -15,7 +15,6 @@ from optimizer.model.space import Param, Space
 from optimizer.model.step import (
     ORIGINAL,
     AwaitReady,
-    Calibrate,
     Check,
     Launch,
     Measure,
@@ -30,6 +29,7 @@ from optimizer.model.study import Budget, HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import parse_target
 from optimizer.model.workload import Workload
 from optimizer.runner.base import Effect
+from optimizer.testing.in_memory import InMemoryExecutor
 
 GRAPHS = Playbook(
     id="cuda-graph-disabled", family="config", claim="Graphs are off.", addresses="none",
@@ -67,7 +67,7 @@ def spec(target: str = "1000tps@16", **changes: Any) -> StudySpec:
     return base.model_copy(update=changes)
 
 
-class ModelBox:
+class ModelBox(InMemoryExecutor):
     """An executor. ``speed``: effective settings -> tok/s. ``crash``: settings -> cause. ``fault``: asked before every step."""
 
     def __init__(
@@ -96,47 +96,49 @@ class ModelBox:
             return Effect(Failed(cause="interrupted", message="cut", retryable=True))
         return Effect(self._do(step))
 
-    def _do(self, step: Step) -> Outcome:
-        match step:
-            case Observe():
-                box = {"engine": "sglang", "engine_version": "0.5.12", "gpu": None, "gpu_count": self.gpu_count, "facts": {}}
-                facts = self._facts(self.given).plain()
-                return Done(body={"box": box, "evidence": facts, "given": self.given, "original": self.original, "engine": "sglang"})
-            case Secure(op="arm"):
-                self.armed = True
-                return Done(body={"armed": True})
-            case Secure():
-                assert not [key for key in self.running if key not in (ORIGINAL, step.keep)], "disarmed with a launch of ours running"
-                self.armed = False
-                return Done(body={"armed": False})
-            case Calibrate():
-                return Done(body={"tokens_per_s": 1e6})
-            case Launch():
-                assert self.armed, "launched before the guard was armed"
-                assert not self.running, "two servers at once"
-                assert step.key not in self.launched, "one key launched twice"
-                self.launched.append(step.key)
-                self.running[step.key] = self._effective(step.settings.values)
-                return Done(body={"pid": 1})
-            case AwaitReady():
-                cause = self.crash(self.running[step.launch])
-                if cause:
-                    return Failed(cause=cause, message="it crashed", retryable=cause == "port_busy")  # type: ignore[arg-type]
-                return Done(body={"launch": step.launch, "ready_s": 60.0, "mismatches": []})
-            case Measure():
-                return self._measure(step)
-            case Check():
-                assert step.launch in self.running, "a test on a server that does not run"
-                return self.answers(step, self.running[step.launch])
-            case Stop():
-                self.running.pop(step.launch, None)
-                return Done(body={})
-            case Restore():
-                self.running[ORIGINAL] = dict(self.given)
-                return Done(body={})
-            case Propose():
-                choices = [0.8, 0.85, 0.9, 0.95]
-                return Done(body={"params": {step.params[0]: random.Random(step.seed).choice(choices)}})
+    def observe(self, step: Observe) -> Outcome:
+        box = {"engine": "sglang", "engine_version": "0.5.12", "gpu": None, "gpu_count": self.gpu_count, "facts": {}}
+        facts = self._facts(self.given).plain()
+        return Done(body={"box": box, "evidence": facts, "given": self.given, "original": self.original, "engine": "sglang"})
+
+    def secure(self, step: Secure) -> Outcome:
+        if step.op == "disarm":
+            assert not [key for key in self.running if key not in (ORIGINAL, step.keep)], "disarmed with a launch of ours running"
+        self.armed = step.op == "arm"
+        return super().secure(step)
+
+    def launch(self, step: Launch) -> Outcome:
+        assert self.armed, "launched before the guard was armed"
+        assert not self.running, "two servers at once"
+        assert step.key not in self.launched, "one key launched twice"
+        self.launched.append(step.key)
+        self.running[step.key] = self._effective(step.settings.values)
+        return Done(body={"pid": 1})
+
+    def ready(self, step: AwaitReady) -> Outcome:
+        cause = self.crash(self.running[step.launch])
+        if cause:
+            return Failed(cause=cause, message="it crashed", retryable=cause == "port_busy")  # type: ignore[arg-type]
+        return Done(body={"launch": step.launch, "ready_s": 60.0, "mismatches": []})
+
+    def measure(self, step: Measure) -> Outcome:
+        return self._measure(step)
+
+    def check(self, step: Check) -> Outcome:
+        assert step.launch in self.running, "a test on a server that does not run"
+        return self.answers(step, self.running[step.launch])
+
+    def stop(self, step: Stop) -> Outcome:
+        self.running.pop(step.launch, None)
+        return super().stop(step)
+
+    def restore(self, step: Restore) -> Outcome:
+        self.running[ORIGINAL] = dict(self.given)
+        return super().restore(step)
+
+    def propose(self, step: Propose) -> Outcome:
+        choices = [0.8, 0.85, 0.9, 0.95]
+        return Done(body={"params": {step.params[0]: random.Random(step.seed).choice(choices)}})
 
     def _effective(self, overlay: Mapping[str, Value]) -> dict[str, Value]:
         return {name: value for name, value in {**self.given, **overlay}.items() if value is not None}
