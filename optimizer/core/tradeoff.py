@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.core import boxes, closing, sampling
+from optimizer.core.dimensions import touched_by
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate
 from optimizer.core.refuse import Ground
@@ -108,14 +109,17 @@ def chosen(state: State, plan: Plan, look: Look, ground: Ground) -> dict[str, An
     if not wanted(state) or TRADEOFF in boxes.pending(state):
         return None
     done = {str(item.get("space")) for item in state.refusals if item.get("hypothesis") == TRADEOFF and item.get("about") is None}
-    spaces = []
+    engine, spaces = str((state.survey or {}).get("engine", "")), []
+    every = {space.id: [param.name for param in space.params] for space in plan.spaces}
+    moved = {name for book in plan.playbooks for name in touched_by(book, engine, every)}
     for space in plan.spaces:
-        if space.id in done or space.engine not in ("any", _engine(state)) or (space.requires is not None and evaluate(space.requires, look) is False):
+        if space.id in done or space.engine not in ("any", engine) or (space.requires is not None and evaluate(space.requires, look) is False):
             continue
-        params = sampling.sampled_params(space, SpaceAction(space=space.id), look)
-        names, grids, out = sampling.dimensions(params, ground)
+        names, grids, out = sampling.dimensions(sampling.sampled_params(space, SpaceAction(space=space.id), look), ground)
+        # A point that moves a dozen settings nobody expects anything of says little: only those that cure some cause are moved.
+        names = [name for name in names if name in moved] if moved & {name for listed in every.values() for name in listed} else names
         if names:
-            spaces.append((space.id, names, grids, out))
+            spaces.append((space.id, names, {name: left for name, left in grids.items() if name in names}, out))
     if not spaces:
         return None
     # What decides how many requests share a step comes first; then every space has its turn.
@@ -128,6 +132,3 @@ def chosen(state: State, plan: Plan, look: Look, ground: Ground) -> dict[str, An
         "space": space_id, "space_params": names, "fixed": empty, "grids": grids, "left_out": out,
     }  # fmt: skip
 
-
-def _engine(state: State) -> str:
-    return str((state.survey or {}).get("engine", ""))

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from optimizer.core import rank
 from optimizer.core.plan import Plan
-from optimizer.core.state import State
-from optimizer.core.tradeoff import TRADEOFF, FrontPoint, area, front, measured
+from optimizer.core.state import State, fold
+from optimizer.core.tradeoff import TRADEOFF, FrontPoint, area, chosen, front, measured
 from optimizer.errors import UsageError
+from optimizer.knowledge.library import load_library
+from optimizer.knowledge.load import find_knowledge
 from optimizer.model.base import Value
 from optimizer.model.measurement import Measurement
 from optimizer.model.outcome import Done, Outcome
@@ -24,7 +27,7 @@ from optimizer.report.prose import sentence
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, verify
 from optimizer.search.answer import answered
-from optimizer.wiring import Options, Roots, prepare
+from optimizer.wiring import Options, Roots, plan_of, prepare
 from tests.unit.core.model_box import GRAPHS, ModelBox, spec
 
 ADMITTED = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -67,8 +70,8 @@ def tried(log: MemoryLog) -> list[Any]:
 
 def test_the_cause_first_then_the_front_then_the_ending() -> None:
     _, state, log = run()
-    chosen = [entry.body["hypothesis"] for entry in log.read() if entry.kind == "chosen"]
-    assert chosen[0] == "cuda-graph-disabled" and set(chosen[1:]) == {TRADEOFF}, "a cause is worth more than a point of the front"
+    tested = [entry.body["hypothesis"] for entry in log.read() if entry.kind == "chosen"]
+    assert tested[0] == "cuda-graph-disabled" and set(tested[1:]) == {TRADEOFF}, "a cause is worth more than a point of the front"
     assert state.closed is not None and state.closed["ending"] == "met", "met before the front was searched, and not forgotten"
     found = front(measured(state, LATENCY, 16))
     assert len(found) >= 3
@@ -88,6 +91,19 @@ def test_both_sides_are_told_to_the_sampler() -> None:
     shown = [sentence(entry) for entry in log.read() if entry.kind == "deferred"]
     assert any("measured for the front: ×0." in text and f"{LATENCY} 7 ms against 13 ms" in text for text in shown), shown
     assert all(trial["second"] == pytest.approx(-math.log(5.0 + 0.5 * 16)) for trial in steps[0]["history"])
+
+
+def test_only_settings_that_cure_some_cause_are_moved() -> None:
+    """The product's own spaces: of a dozen settings of the scheduler those that a playbook changes, none that nobody expects anything of."""
+    library = load_library(find_knowledge(Path(__file__).parents[3]))
+    _, state, log = run()
+    before = next(entry.seq for entry in log.read() if entry.kind == "chosen" and entry.body["hypothesis"] == TRADEOFF)
+    state = fold(log.read()[: before - 1])
+    plan = plan_of(library)
+    body = chosen(state, plan, rank.view(state, plan), rank.ground(state, plan))
+    assert body is not None and body["space"] == "sglang/scheduler"
+    assert "max_running_requests" in body["space_params"] and "chunked_prefill_size" in body["space_params"]
+    assert not {"tokenizer_worker_num", "env.OMP_NUM_THREADS", "schedule_policy"} & set(body["space_params"])
 
 
 def test_it_ends_when_the_front_no_longer_grows() -> None:
