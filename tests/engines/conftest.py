@@ -300,7 +300,7 @@ class Servers:
     def again(self, launch: Launch) -> Launch:
         """The same server as it runs, which may be one that the tool brought back; another one when it runs no more."""
         now = owners(launch.port)
-        if now and all(argv_of(pid) == list(launch.argv) for pid in now) and answers(launch):
+        if now and all(argv_of(pid)[-len(launch.argv) :] == list(launch.argv) for pid in now) and answers(launch):  # a script has its interpreter before it
             return launch
         self.close()
         return self(launch)
