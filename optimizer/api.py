@@ -1,6 +1,7 @@
 """The product as a library: a dozen functions that take plain values and return the documents that ``--json`` prints. Stable: a
 name or a key of a document is removed only with a major version. Each call is whole (it opens and closes what it needs) and may be
-made from any thread that runs no event loop; everything that is wrong raises an ``OptimizerError``."""
+made from any thread that runs no event loop; everything that is wrong raises an ``OptimizerError``. Ctrl-C and SIGTERM close a study
+that was started in the main thread, as they do for the command; in another thread signals are the program's own."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ confirmation with every call. Texts of servers and journals are data: nothing he
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from mcp.types import ToolAnnotations
 
 from optimizer import __version__, api
 from optimizer.errors import OptimizerError
+from optimizer.runner.signals import ask_all
 
 READS = ToolAnnotations(readOnlyHint=True, destructiveHint=False, openWorldHint=False)
 LOOKS = ToolAnnotations(readOnlyHint=True, destructiveHint=False, openWorldHint=True)  # reads a box
@@ -100,5 +103,13 @@ def server(runs: Path, *, allow_run: bool) -> MCPServer[Any]:
 
 
 def serve(runs: Path, *, allow_run: bool) -> None:
-    """Until standard input ends."""
+    """Until standard input ends. A study that runs by then goes on to its end; SIGTERM (`optimize stop`) and Ctrl-C have it close."""
+
+    def asked(number: int, _: object) -> None:
+        if not ask_all(f"Interrupted by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}."):
+            signal.signal(number, signal.SIG_DFL)  # nothing to close: at once, whoever waits at standard input
+            os.kill(os.getpid(), number)
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, asked)
     server(runs, allow_run=allow_run).run("stdio")

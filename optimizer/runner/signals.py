@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,12 +16,23 @@ SAME_S = 0.5
 TOLD = "Closing: our server is taken down and the box restored. Ctrl-C again leaves that to the guard on the box, at once."
 HURRIED = "Ctrl-C again: the guard on the box is told to restore it at once."
 
+_in_threads: list[tuple[asyncio.AbstractEventLoop, StopRequest]] = []  # studies that no signal can reach by itself
+
 
 @contextmanager
 def interruptible(stop: StopRequest, say: Callable[[str], None] | None = None) -> Iterator[None]:
     """Route SIGINT and SIGTERM of this process to ``stop``. ``say`` gets what a waiting person should know; with one, this is a command
-    that is about to leave with its result, and a signal that comes later than that changes nothing any more."""
+    that is about to leave with its result, and a signal that comes later than that changes nothing any more.
+
+    In a thread other than the main one nothing is routed, as Python allows no handler there: ``ask_all`` reaches the study."""
     loop = asyncio.get_running_loop()
+    if threading.current_thread() is not threading.main_thread():
+        _in_threads.append((loop, stop))
+        try:
+            yield
+        finally:
+            _in_threads.remove((loop, stop))
+        return
     names = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
     last = -SAME_S
 
@@ -46,3 +58,16 @@ def interruptible(stop: StopRequest, say: Callable[[str], None] | None = None) -
             loop.remove_signal_handler(number)
             if say is not None:
                 signal.signal(number, signal.SIG_IGN)
+
+
+def ask_all(reason: str) -> int:
+    """Ask every study that runs in another thread of this process to close, which restores what was found; how many those are."""
+    running = list(_in_threads)
+    for loop, stop in running:
+        loop.call_soon_threadsafe(_ask, stop, reason)
+    return len(running)
+
+
+def _ask(stop: StopRequest, reason: str) -> None:
+    if stop.reason is None:
+        stop.ask(reason)

@@ -1,9 +1,12 @@
 """The product as a library, and as tools of a coding agent that speaks the real protocol to a real server process."""
 
+import asyncio
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -97,6 +100,48 @@ async def test_acting_needs_the_person_who_starts_the_server_and_a_confirmation(
         assert failed and "must repeat the host's name" in said
         failed, said = await ask(one, "run", host="sim:nope", target="1000tps@16", confirm="sim:nope")
         assert (failed and "sim:nope" in said) or "nope" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_an_agent_starts_a_study_and_a_person_stops_it(tmp_path: Path) -> None:
+    """The whole way: the study runs in a thread of the server, `optimize stop` reaches it there, the box is left clean, the agent gets the result."""
+
+    def stopped() -> subprocess.CompletedProcess[str]:
+        """Once something of ours runs on the box, so that there is something to close."""
+        end = time.monotonic() + 150
+        while time.monotonic() < end:
+            for row in optimizer.studies(runs=tmp_path):
+                entries = optimizer.story(row["study"], runs=tmp_path)["entries"]
+                if any(entry["body"].get("step") == "await_ready" for entry in entries if entry["kind"] == "outcome"):
+                    words = [sys.executable, "-m", "optimizer", "--runs", str(tmp_path), "stop", row["study"]]
+                    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+            time.sleep(0.3)
+        raise AssertionError("no server was started")
+
+    async with session(tmp_path, "--allow-run") as one:
+        result, said = await asyncio.gather(ask(one, "run", host="sim:h200-7b", target="1000tps@16", confirm="sim:h200-7b"), asyncio.to_thread(stopped))
+        failed, found = result
+        assert said.returncode == 0 and not failed, (said, found)
+        assert found["ending"] == "interrupted" and found["reason"] == "Interrupted by SIGTERM."
+        failed, rows = await ask(one, "studies")  # the server serves on
+        assert not failed and rows["studies"][0]["ending"] == "interrupted"
+    kinds = [(entry["kind"], entry["body"].get("step")) for entry in optimizer.story(rows["studies"][0]["study"], runs=tmp_path)["entries"]]
+    assert ("outcome", "stop") in kinds and kinds[-2:] == [("outcome", "secure"), ("closed", None)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_without_a_study_ends_at_once(number: signal.Signals, tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-m", "optimizer", "--runs", str(tmp_path), "mcp"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdin, process.stdout:
+        version = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": version}).encode() + b"\n")
+        process.stdin.flush()
+        assert b"optimize" in process.stdout.readline()  # it serves, and waits at its standard input
+        process.send_signal(number)
+        assert process.wait(30) == -number
 
 
 def test_a_plan_says_how_long_each_step_takes_and_who_says_so(runs: Path) -> None:
