@@ -22,6 +22,7 @@ from rich.text import Text
 
 from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, what_runs
 from optimizer.core.phase import phase_of
+from optimizer.core.score import probability_of
 from optimizer.core.state import State
 from optimizer.evidence.startup_progress import Startup, startup_progress
 from optimizer.model.entry import Entry, EntryKind
@@ -62,7 +63,8 @@ class Progress:
         self._startup: Startup | None = None
         self._step: tuple[str, float, float] | None = None  # kind, since, real seconds of the windows that it was asked for
         self._took: dict[str, list[float]] = {}  # real seconds of finished steps beyond their windows, by kind
-        self._before: dict[str, float] = {}  # probabilities of the ranking before the current one
+        self._ranked: dict[str, float] = {}  # probability of each cause in the last ranking before it was cured
+        self._before: dict[str, float] = {}  # the same, before the current ranking
         self._decided: deque[Entry] = deque(maxlen=DECIDED)
         self._launched_at = 0.0  # minutes of the study when the launch of now began
 
@@ -91,8 +93,10 @@ class Progress:
         self.say(f"Journal: {where} (optimize journal {spec.study})")
 
     def watch(self, state: State, entry: Entry) -> None:
-        if self._state is not None and entry.kind == EntryKind.RANKED:
-            self._before = {row["id"]: row["probability"] for row in self._state.ranked}
+        if entry.kind == EntryKind.RANKED:
+            settled = {name for name, belief in state.beliefs.items() if belief.final_db is not None}
+            self._before = dict(self._ranked)
+            self._ranked |= {row["id"]: row["probability"] for row in state.ranked if row["id"] not in settled}
         self._state = state
         self._timed(entry)
         if entry.kind in QUIET:
@@ -214,8 +218,12 @@ class Progress:
 
     def _beliefs(self, state: State, shown: int) -> Table:
         table = Table.grid(padding=(0, 2))
-        for row in state.ranked[:shown]:
-            before = self._before.get(row["id"])
+        # What was cured first, with the probability that it was the cause: the evidence of the cured server says less.
+        cured = [{"id": name, "probability": probability_of(belief.final_db)} for name, belief in state.beliefs.items()
+                 if belief.final_db is not None and belief.status in ("supported", "kept")][-shown // 2 :]  # fmt: skip
+        names = {row["id"] for row in cured}
+        for row in [*cured, *(row for row in state.ranked if row["id"] not in names)][:shown]:
+            before = (self._ranked if row["id"] in names else self._before).get(row["id"])
             moved = "" if before is None or abs(row["probability"] - before) < MOVED else f"{'▲' if row['probability'] > before else '▼'} from {before:.2f}"
             belief = state.beliefs.get(row["id"])
             table.add_row(

@@ -81,7 +81,8 @@ def test_the_panel_tells_phase_idea_step_beliefs_and_budget() -> None:
     assert "test · cuda-graph-disabled: without disable_cuda_graph, predicted ×" in story
     assert "s to go by 1 earlier" in story or "s to go by 2 earlier" in story
     assert "more fit at" in story and "launches spent" in story
-    assert "▼" in "\n".join(panels(better=380.0))  # a cause that its test spoke against
+    assert "▲ from 0.86" in story and "supported" in story  # the cause that was cured, and what was thought of it before its test
+    assert "▼ from 0." in "\n".join(panels(better=380.0))  # a cause that its test spoke against
     assert all(len(panel.splitlines()) < 16 for panel in shown)  # it never fills the screen
 
 
