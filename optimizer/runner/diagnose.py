@@ -31,6 +31,7 @@ from optimizer.model.flags import FlagTable
 from optimizer.model.measurement import Invalidity
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
 from optimizer.runner.compared import asked_for, rates, slower
+from optimizer.runner.doubts import believable
 from optimizer.runner.next_step import (
     SUSPECT_DB,
     beyond_the_roofline,
@@ -74,8 +75,8 @@ def diagnose(bundle: Bundle, library: Library, baseline: Bundle | None = None) -
     ceilings = level_ceilings(inputs)
     beyond = beyond_the_roofline(ceilings)
     verdict_reason = _reason(named, library, look)
-    if contaminated and verdict_reason in ("healthy", "load_limited"):
-        verdict_reason = "evidence_missing"  # that nothing deviates says nothing where the numbers must not be believed
+    if contaminated and (verdict_reason in ("healthy", "load_limited") or not _stands(named, library, look, contaminated)):
+        verdict_reason = "evidence_missing"  # neither that nothing deviates nor that something does can be read from such numbers
     refused = _refused(bundle, impossible)
     if refused and verdict_reason in ("healthy", "load_limited"):
         verdict_reason = "evidence_missing"  # what was refused might have been what deviates
@@ -216,6 +217,15 @@ def _reason(scored: Sequence[Scored], library: Library, look: Look) -> Reason | 
     if held_back(look.facts) is not None:
         return "evidence_missing"
     return "load_limited" if _load_is_the_limit(look.facts) else "healthy"
+
+
+def _stands(scored: Sequence[Scored], library: Library, look: Look, doubts: Sequence[Invalidity]) -> bool:
+    """Whether the first cause is still the answer without what the contamination reaches. An undecided one has nothing to lose."""
+    if _reason(scored, library, look) is not None:
+        return True
+    left = Look(facts=believable(look.facts, doubts, library.vocabulary), settings=look.settings, box=look.box)
+    again = [item for item in score(library.playbooks, left) if not library.by_id[item.id].local]
+    return again[0].id == scored[0].id and _reason(again, library, left) is None
 
 
 def _load_is_the_limit(facts: Evidence) -> bool:

@@ -97,26 +97,40 @@ def test_a_bundle_of_failed_requests_is_not_healthy(library: Library) -> None:
     assert doubted.reason == "evidence_missing" and "measure again" in (doubted.next_step or "")
 
 
-@pytest.mark.parametrize(
-    ("doubt", "first", "cost"),
-    [
-        ({"client__requests": 100, "client__failed_requests": 30}, "read the server log", "a benchmark, no relaunch"),
-        ({"server__in_flight_p90": 400}, "keep it to this study", "a benchmark, no relaunch"),
-        ({"validity__servers_in_log": 2}, "Separate the servers", "one start, with nothing changed"),
-        ({"validity__kv_pool_ratio": 0.3}, "free it and start again", "one start, with nothing changed"),
-    ],
-)
-def test_a_cause_named_on_doubted_numbers_is_measured_again_before_anything_is_changed(
+DOUBTS: list[tuple[dict[str, Value], str, str]] = [
+    ({"client__requests": 100, "client__failed_requests": 30}, "read the server log", "a benchmark, no relaunch"),
+    ({"server__in_flight_p90": 400}, "keep it to this study", "a benchmark, no relaunch"),
+    ({"validity__kv_pool_ratio": 0.3}, "free it and start again", "one start, with nothing changed"),
+    ({"validity__servers_in_log": 2}, "Separate the servers", "one start, with nothing changed"),
+]
+
+
+@pytest.mark.parametrize(("doubt", "first", "cost"), DOUBTS[:3])
+def test_a_cause_that_its_contamination_does_not_reach_is_measured_again_before_anything_is_changed(
     library: Library, doubt: dict[str, Value], first: str, cost: str
 ) -> None:
-    capped: dict[str, Value] = {"queue__depth_p95": 12_600, "scheduler__max_running": 32}
-    clean = case(library, **capped)
+    eager: dict[str, Value] = {"graphs__disable_flag": True, "graphs__mode": "none", "engine__device": "cuda", "gpu__count": 1}
+    clean = case(library, **eager)
     assert clean.verdict == "diagnosed" and clean.next_step == clean.hypotheses[0].next_step and "Before any change" not in (clean.next_step or "")
-    found = case(library, **capped, **doubt)
+    found = case(library, **eager, **doubt)
     step = found.next_step or ""
-    assert found.contaminated and found.verdict == "diagnosed" and found.hypotheses[0].id == clean.hypotheses[0].id
-    assert step.startswith("Before any change: ") and first in step and step.index(cost) < step.index("Only if admission-cap-too-low")
+    assert found.contaminated and found.verdict == "diagnosed" and found.hypotheses[0].id == clean.hypotheses[0].id == "cuda-graph-disabled"
+    assert step.startswith("Before any change: ") and first in step and step.index(cost) < step.index("Only if cuda-graph-disabled")
     assert step.endswith(found.hypotheses[0].next_step or "?") and "Before any change" in diagnosis_text(found)
+
+
+@pytest.mark.parametrize(("doubt", "first", "cost"), DOUBTS[1:])
+def test_a_queue_that_may_be_somebody_elses_names_no_cause(library: Library, doubt: dict[str, Value], first: str, cost: str) -> None:
+    capped: dict[str, Value] = {"queue__depth_p95": 12_600, "scheduler__max_running": 32}
+    assert case(library, **capped).verdict == "diagnosed"
+    found = case(library, **capped, **doubt)
+    assert (found.verdict, found.reason) == ("cannot-tell", "evidence_missing") and found.hypotheses[0].id == "admission-cap-too-low"
+    assert first in (found.next_step or "") and (found.next_step or "").endswith(f"Cost: {cost}.") and "Relaunch" not in (found.next_step or "")
+
+
+def test_a_queue_beside_failed_requests_is_still_the_servers_own(library: Library) -> None:
+    found = case(library, queue__depth_p95=12_600, scheduler__max_running=32, client__requests=100, client__failed_requests=30)
+    assert found.verdict == "diagnosed" and "Before any change" in (found.next_step or "")
 
 
 def test_requests_that_fail_because_the_server_hangs_are_the_symptom_and_are_not_measured_again(library: Library) -> None:
