@@ -3,10 +3,12 @@ real HTTP server, well or not."""
 
 import asyncio
 import re
+import socket
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,21 @@ def test_failures_are_counted_by_cause(tmp_path: Path) -> None:
     assert causes[("cause", "oom_kv"), ("step", "launch"), ("study", "seen")] >= 1
 
 
+def test_scrapers_that_never_ask_and_never_read_hold_nobody_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    with ExitStack() as sockets:
+        with observed(None, lambda name: tmp_path / name, metrics="0", say=said.append, environ={}) as watch:
+            port = int(said[0].rpartition(":")[2].partition("/")[0])
+            for asks in (b"", b"GET /metrics HTTP/1.1\r\n", b"GET /metrics HTTP/1.0\r\n\r\n"):
+                one = sockets.enter_context(socket.create_connection(("127.0.0.1", port)))
+                one.sendall(asks)
+            state = study(tmp_path, watch)
+            assert caught_up(said[0].removeprefix("Metrics: "))
+            ended = time.monotonic()
+        assert time.monotonic() - ended < 6
+    assert state.closed is not None and state.closed["ending"] == "met"
+
+
 def test_a_resumed_study_counts_from_its_start(tmp_path: Path) -> None:
     stop = StopRequest()
 
@@ -221,6 +238,18 @@ def test_a_failed_effect_is_an_error_with_its_cause(tmp_path: Path, collector: C
     watched(tmp_path, {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}, executor=box(fault))
     failed = [span for span in collector.spans if span.name == "optimize.launch" and span.status.code == 2]
     assert failed and failed[0].status.message == "oom_kv: out of memory" and attributes(failed[0])["error.type"] == "oom_kv"
+
+
+def test_what_the_journal_hides_is_hidden_here_too(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC1dE3f"
+
+    def fault(step: Step, number: int) -> Failed | None:
+        return Failed(cause="oom_kv", message=f"server said --hf-token {secret}") if isinstance(step, Launch) and step.purpose == "candidate" else None
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    watched(tmp_path, {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}, executor=box(fault))
+    sent = b"".join(request.SerializeToString() for _, request in collector.requests)
+    assert b"server said --hf-token" in sent and secret.encode() not in sent
 
 
 def test_a_resumed_study_goes_on_with_its_trace_and_repeats_nothing(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
