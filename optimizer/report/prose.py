@@ -191,7 +191,8 @@ def _chosen(body: Mapping[str, Any]) -> str:
     predicted = f", predicted ×{ratio[0]:.2f} to ×{ratio[1]:.2f}" if ratio else ""
     together = "".join(f" Together with {item['hypothesis']} ({item['claim']})" for item in body.get("companions", []))
     together += "".join(f" It also cures {item['hypothesis']} ({item['claim']})" for item in body.get("cures", []))
-    return f"Chosen: {body['hypothesis']} ({body.get('claim', '')}){together} Try {what}{predicted}."
+    out = f" Not searched in it: {', '.join(sorted(body['left_out']))} (the entry has the reasons)." if body.get("left_out") else ""
+    return f"Chosen: {body['hypothesis']} ({body.get('claim', '')}){together} Try {what}{predicted}.{out}"
 
 
 def _refused(body: Mapping[str, Any]) -> str:

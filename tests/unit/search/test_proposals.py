@@ -164,6 +164,7 @@ def test_a_run_says_which_dimensions_it_left_out() -> None:
     sampled = next(body for body in bodies(log, "chosen") if body["changes"] is None)
     assert sampled["space_params"] == ["mem_fraction_static", "schedule_policy"]
     assert "--allow-lossy" in sampled["left_out"]["kv_cache_dtype"]
+    assert any("Not searched in it: kv_cache_dtype" in sentence(entry) for entry in log.read() if entry.kind == "chosen")
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.9.2", True), ("0.10.2", False), (None, False), ("nightly", False)])
