@@ -343,7 +343,7 @@ def interval_of(state: State, results: Sequence[LaunchResult], noise: Noise) -> 
 
 def _result(state: State, arm: ArmState, metric: str, noise: Noise, *, confirmed: bool) -> dict[str, Any]:
     """Value with its 95 % interval over launches. A promoted result is the fresh confirmation's number alone."""
-    results = [arm.confirmed] if confirmed and arm.confirmed else list(arm.results or arm.earlier)
+    results = list(arm.confirmations) if confirmed and arm.confirmed else list(arm.results or arm.earlier)
     if not results:
         return {"metric": metric, "unit": unit_of(metric), "value": None, "interval": None, "launches": 0,
                 "settings": dict(arm.settings.values)}  # fmt: skip

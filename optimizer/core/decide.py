@@ -208,8 +208,7 @@ def _target_shown(state: State, plan: Plan) -> PartDecision | None:
 
 def _shown(state: State, plan: Plan) -> PartDecision | None:
     assert state.spec is not None
-    confirmed = state.base_arm.confirmed
-    shown = state.promoted and confirmed is not None and verdicts.point_meets_target(state, confirmed.points)
+    shown = state.promoted and verdicts.confirmation_meets_target(state)
     if not shown and not verdicts.meets_target(state, state.base_arm):
         return None
     if not state.promoted:
@@ -276,6 +275,8 @@ def _nothing_left(state: State, plan: Plan) -> PartDecision | None:
         return Waiting(f"{state.box} has nothing to test that another box does not test now")
     if state.promoted and (step := _confirm(state, plan, then=None)) is not None:
         return step
+    if state.promoted and boxes.is_leading(state) and verdicts.missed_by_noise(state) and not closing.over_budget(state, reserve=0):
+        return _bring_up(state, state.baseline, "confirm")
     ending, reason = closing.ending_of(state, plan)
     return _close(ending, reason)
 
@@ -285,8 +286,9 @@ def _confirm(state: State, plan: Plan, then: str | None) -> PartDecision | None:
     assert state.spec is not None
     arm = state.base_arm
     if arm.confirmed is not None:
-        if then and verdicts.point_meets_target(state, arm.confirmed.points):
-            return _close(then, "The target is met by a fresh launch of the promoted settings.")
+        if then and verdicts.confirmation_meets_target(state):
+            fresh = "a fresh launch" if len(arm.confirmations) < 2 else "the mean of two fresh launches"
+            return _close(then, f"The target is met by {fresh} of the promoted settings.")
         return None
     if not boxes.is_leading(state):
         return Waiting(f"{state.box} waits for the confirmation on the box that leads")

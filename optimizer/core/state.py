@@ -68,7 +68,8 @@ class ArmState:
     evidence_entry: int = 0
     evidence_before: Evidence = Evidence()  # of the launch before the latest one, since the last drift
     effective: Mapping[str, Value] = field(default_factory=dict)
-    confirmed: LaunchResult | None = None
+    confirmed: LaunchResult | None = None  # the mean of ``confirmations``, with the points of the latest
+    confirmations: tuple[LaunchResult, ...] = ()
     earlier: tuple[LaunchResult, ...] = ()  # from before the box drifted: shown, and never compared with what came after
     checked: tuple[str, ...] = ()  # cheap tests that were made on it, or that could not be made
     checked_evidence: Evidence = Evidence()
@@ -404,7 +405,8 @@ def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry
         by = goodput.compared(measurement.points[0], value) if metric == goodput.METRIC else value
         result = LaunchResult(step.launch, entry.seq, value, log_value(by, direction), measurement.points, step.purpose)
         if step.purpose == "confirm":
-            arm = replace(arm, confirmed=result)
+            fresh = (*(known for known in arm.confirmations if known.launch != step.launch), result)
+            arm = replace(arm, confirmations=fresh, confirmed=_mean_of(fresh))
         known = [known for known in arm.results if known.launch != step.launch]  # a repeated run replaces its launch's first
         arm = replace(arm, results=(*known, result))
     state = replace(state, arms={**state.arms, settings.digest: arm})
@@ -412,6 +414,15 @@ def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry
     if step.launch == ORIGINAL:
         return replace(state, server=state.server)
     return _with_server(state, step.launch, status="measured")
+
+
+def _mean_of(results: tuple[LaunchResult, ...]) -> LaunchResult | None:
+    """One result of several launches: their geometric mean, everything else of the latest."""
+    if len(results) < 2:
+        return results[0] if results else None
+    ln = math.fsum(result.ln for result in results) / len(results)
+    value = math.exp(math.fsum(math.log(max(result.value, 1e-3)) for result in results) / len(results))
+    return replace(results[-1], value=value, ln=ln)
 
 
 def _why_no(metric: str, measurement: Measurement) -> str:
@@ -643,8 +654,8 @@ def _drifted(state: State, entry: Entry) -> State:
 
 def _since(arm: ArmState, since: int) -> ArmState:
     before = tuple(result for result in arm.results if result.entry < since)
-    confirmed = arm.confirmed if arm.confirmed is not None and arm.confirmed.entry >= since else None
-    return replace(arm, results=tuple(result for result in arm.results if result.entry >= since), earlier=(*arm.earlier, *before), confirmed=confirmed,
+    fresh = tuple(result for result in arm.confirmations if result.entry >= since)
+    return replace(arm, results=tuple(result for result in arm.results if result.entry >= since), earlier=(*arm.earlier, *before), confirmed=_mean_of(fresh), confirmations=fresh,
                    evidence_before=Evidence())  # fmt: skip
 
 

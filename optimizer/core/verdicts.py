@@ -20,6 +20,7 @@ from optimizer.stats.interval import half_width
 
 ERROR_RATE_GUARD = 0.0
 OUTPUT_LENGTH_TOLERANCE = 0.01
+MISSED_BY_SD = 2.0  # of the launch noise
 
 
 def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[..., Any], conclude: Callable[..., Any]) -> Any:
@@ -304,6 +305,36 @@ def meets_target(state: State, arm: ArmState) -> bool:
     if not arm.results or not state.spec.target.bounds:
         return False
     return point_meets_target(state, arm.results[-1].points) and _mean_meets(state, arm)
+
+
+def confirmation_meets_target(state: State) -> bool:
+    """Whether the fresh launch of the current baseline meets every bound; of two, their mean meets what is optimized."""
+    assert state.spec is not None
+    confirmed, primary = state.base_arm.confirmed, state.spec.target.primary
+    if confirmed is None:
+        return False
+    if len(state.base_arm.confirmations) < 2 or primary is None:
+        return point_meets_target(state, confirmed.points)
+    return primary.holds(confirmed.value) and _guards_hold(state, confirmed.points)
+
+
+def missed_by_noise(state: State) -> bool:
+    """Whether the one fresh launch of what was kept misses what is optimized, and nothing else, by no more than two launches of one
+    setting differ by: then a second one is worth more than an ending."""
+    assert state.spec is not None
+    arm, primary = state.base_arm, state.spec.target.primary
+    if state.spec.policy_version < 3 or primary is None or arm.confirmed is None or len(arm.confirmations) != 1 or unmeasurable(state, arm):
+        return False
+    if primary.holds(arm.confirmed.value) or not _guards_hold(state, arm.confirmed.points):
+        return False
+    miss = log_value(primary.value, primary.direction) - log_value(arm.confirmed.value, primary.direction)
+    return miss <= MISSED_BY_SD * closing.pooled(state).sd
+
+
+def _guards_hold(state: State, points: tuple[LoadPoint, ...]) -> bool:
+    assert state.spec is not None
+    values = {bound: metric_value(points[0], bound.metric) for bound in state.spec.target.guards}
+    return all(value is not None and bound.holds(value) for bound, value in values.items()) and points[0].requests_failed <= ERROR_RATE_GUARD
 
 
 def target_within_interval(state: State, arm: ArmState) -> bool:

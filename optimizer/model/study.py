@@ -11,7 +11,7 @@ from optimizer.model.workload import Workload
 
 # 2: a candidate's measurement ends early where its first windows show harm. 3: proposals of the sampler pass the rules that every other
 # change passes, earlier studies of the same class of box are where it starts, and a version that lacks a parameter is not given it;
-# a launch whose rate did not settle in two runs gets a third, longer one.
+# a launch whose rate did not settle in two runs gets a third, longer one; a confirmation that misses the target by noise gets a second launch.
 POLICY_VERSION = 3
 Sampler = Literal["gp", "tpe"]
 Finish = Literal["best", "restore", "leave"]

@@ -41,7 +41,8 @@ def result_text(result: Mapping[str, Any]) -> str:
     fresh = ""
     if result.get("fresh_confirmation"):
         window = next((level["window_s"] for level in result.get("levels", ())), None)
-        fresh = f", a fresh confirmation of {window:.0f} s" if window else ", a fresh confirmation"
+        what = "a fresh confirmation" if launches == 1 else "fresh confirmations"
+        fresh = f", {what} of {window:.0f} s" if window else f", {what}"
     unit = result.get("unit") or unit_of(result["metric"])
     return f"{number(result['value'])} {unit} [{number(low)}, {number(high)}] ({launches} launch{'es' if launches != 1 else ''}{fresh})"
 

@@ -50,8 +50,7 @@ def ended(simulated: Any, library: Library, name: str, seed: int) -> tuple[State
     return state, executor.launched
 
 
-def check(name: str, state: State, launched: list[dict[str, Any]]) -> bool:
-    """Asserts what holds whatever the luck; whether the target was met."""
+def check(name: str, state: State, launched: list[dict[str, Any]]) -> None:
     closed: Any = state.closed
     status = {row["id"]: row["status"] for row in closed["hypotheses"]}
     changed = [setting for settings in launched for setting in settings]
@@ -60,7 +59,8 @@ def check(name: str, state: State, launched: list[dict[str, Any]]) -> bool:
         assert "kernel" in {row["family"] for row in closed["hypotheses"][:3]} and closed["promoted"] == [] and len(launched) <= 5
         for word in ("cuda_graph", "NCCL", "speculative"):
             assert sum(any(word in setting for setting in settings) for settings in launched) <= 1, word
-        return False
+        return
+    assert closed["ending"] == "met", closed["reason"]
     kept = {setting: value for changes in closed["promoted"] for setting, value in changes.items()}
     if name == "a6000x2-qwen27b":
         assert (kept["speculative_num_steps"], kept["speculative_num_draft_tokens"]) == (3, 4)
@@ -68,23 +68,23 @@ def check(name: str, state: State, launched: list[dict[str, Any]]) -> bool:
     else:
         assert "disable_cuda_graph" in kept and status["cuda-graph-disabled"] == "supported"
     if name == "rtx6000x8-k26":
-        # With everything right it does 1.5 % more than its target, and its launches differ by 2 %.
-        assert {"max_running_requests", "env.NCCL_PROTO"} <= set(kept) and closed["best"]["value"] > 980 and len(launched) <= 6
-        return bool(closed["ending"] == "met")
-    assert closed["ending"] == "met" and len(launched) <= 2, (closed["reason"], launched)
-    return True
+        # With everything right it does 1.5 % more than its target, and its launches differ by 2 %: a confirmation that misses it by that
+        # is launched again.
+        assert {"max_running_requests", "env.NCCL_PROTO"} <= set(kept) and closed["best"]["value"] >= 1000 and len(launched) <= 6, launched
+    else:
+        assert len(launched) <= 2, launched
 
 
 @pytest.mark.gate("S14")
 @pytest.mark.parametrize("name", BOXES)
 def test_on_two_boxes_of_each_kind(simulated: Any, library: Library, name: str) -> None:
-    met = [check(name, *ended(simulated, library, name, seed)) for seed in range(2)]
-    assert all(met) or name == "rtx6000x8-dsv4"
+    for seed in range(2):
+        check(name, *ended(simulated, library, name, seed))
 
 
 @pytest.mark.slow
 @pytest.mark.gate("S14")
 @pytest.mark.parametrize("name", BOXES)
 def test_on_twenty_boxes_of_each_kind(simulated: Any, library: Library, name: str) -> None:
-    met = [check(name, *ended(simulated, library, name, seed)) for seed in range(20)]
-    assert sum(met) >= {"rtx6000x8-dsv4": 0, "rtx6000x8-k26": 17}.get(name, 20)
+    for seed in range(20):
+        check(name, *ended(simulated, library, name, seed))
