@@ -34,6 +34,8 @@ def plan_text(found: Mapping[str, Any]) -> str:
     lines.append(f"Evidence     {found['facts']} facts read, {len(found['missing'])} missing")
     lines.append("Hypotheses   (before any measurement)")
     lines += [f"  {row['score_db']:+6.1f} db  P {row['probability']:.2f}  {row['id']}" for row in found["hypotheses"][:8]]
+    if known := [item for item in found.get("earlier_studies", []) if item["used"]]:
+        lines.append("Starts from  launches of earlier studies: " + ", ".join(f"{item['name']} ({item['launches']})" for item in known) + "; --prior none leaves them out")
     lines += _durations(found)
     return "\n".join(lines)
 

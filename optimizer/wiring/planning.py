@@ -11,10 +11,11 @@ from typing import Any
 from optimizer.core import rank
 from optimizer.core.decide import decide
 from optimizer.core.durations import CANDIDATE, CONFIRMATION, candidates_that_fit, durations, whole
-from optimizer.core.prior import compared, extended
+from optimizer.core.prior import compared, extended, is_like_here
 from optimizer.core.state import State, apply
 from optimizer.errors import BoxError
 from optimizer.model.outcome import Done, Failed
+from optimizer.model.prior import EarlierStudy
 from optimizer.model.settings import Settings
 from optimizer.model.step import Launch, Observe
 from optimizer.redact import Redactor
@@ -75,6 +76,7 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
                 "hypotheses": rank.ranked_body(state, plan)["hypotheses"],
                 "prior_art": [{"name": item.name, "source": item.source, "concerns": text if isinstance(text := compared(state, item), str) else text.said,
                                "used": not isinstance(text, str)} for item in spec.prior_art],
+                "earlier_studies": [_earlier(state, study) for study in spec.earlier],
                 "spaces": [space.id for space in ground.spaces],
                 "first_command": list(first.argv),
                 "first_environment": first.env,
@@ -84,3 +86,10 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
             }
             shown: dict[str, Any] = Redactor().value(found)  # a host file may hold what no screen should show
             return shown
+
+
+def _earlier(state: State, study: EarlierStudy) -> dict[str, Any]:
+    """Whether a sampler of this study starts from the launches of an earlier one, or why not."""
+    found = compared(state, study)
+    used = not isinstance(found, str) and is_like_here(found)
+    return {"name": study.name, "launches": len(study.arms), "used": used, "concerns": found if isinstance(found, str) else found.said}

@@ -36,6 +36,7 @@ from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, verify
 from optimizer.search.answer import answered
 from optimizer.wiring import Options, Roots, prepare
+from optimizer.wiring.planning import _earlier
 from tests.unit.core.model_box import ModelBox, spec
 
 ROOT = Path(__file__).parents[3]
@@ -285,7 +286,9 @@ def test_the_next_study_starts_where_the_first_ended(first: EarlierStudy) -> Non
     "change", [{"engine_version": "0.5.9"}, {"concurrency": 64}, {"gpu": "NVIDIA H200"}, {"gpu_count": 8}, {"model": "other"}, {"simulated": True}]
 )
 def test_launches_of_another_class_are_not_used(first: EarlierStudy, change: dict[str, Any]) -> None:
-    _, log = run(Box(), study="other", earlier=(first.model_copy(update=change),))
+    state, log = run(Box(), study="other", earlier=(first.model_copy(update=change),))
+    assert not _earlier(state, state.spec.earlier[0])["used"] if state.spec is not None else False, "plan says so"
+    assert _earlier(state, first)["used"]
     assert all("try_first" not in step for step in proposals(log))
     assert all(trial["note"] == "" for step in proposals(log) for trial in step["history"] if not trial["infeasible"])
 
