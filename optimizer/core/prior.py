@@ -180,19 +180,25 @@ def origin_of(state: State) -> dict[str, Any]:
 
 
 def launches_of(state: State) -> EarlierStudy | None:
-    """What a closed study leaves for the samplers of others: every setting that it launched, over its own first baseline. None where
-    nothing but the baseline was launched. Settings that name this box's own paths or ports are left out."""
-    base = state.first_arm.results or state.first_arm.earlier
-    if state.closed is None or state.survey is None or not base or state.drifts:  # after a drift nothing compares with the first baseline
+    """What a closed study leaves for the samplers of others: every setting that it launched, over the first baseline of the box that
+    launched it. None where nothing but baselines was launched. Settings that name a box's own paths or ports are left out."""
+    if state.closed is None or state.survey is None:
         return None
-    mean = math.fsum(result.ln for result in base) / len(base)
+    found: dict[str, tuple[dict[str, Value], list[float | None]]] = {}
+    for part in state.boxes.values() or (state,):
+        base = part.first_arm.results or part.first_arm.earlier
+        if not base or part.drifts:  # after a drift nothing compares with the first baseline
+            continue
+        mean = math.fsum(result.ln for result in base) / len(base)
+        for arm in part.arms.values():
+            values = {name: value for name, value in arm.settings.values.items() if name not in IDENTITY}
+            if values and (arm.results or arm.crashed):
+                ln = math.fsum(result.ln for result in arm.results) / len(arm.results) - mean if arm.results else None
+                found.setdefault(arm.settings.digest, (values, []))[1].append(ln)
     arms = []
-    for arm in state.arms.values():
-        values = {name: value for name, value in arm.settings.values.items() if name not in IDENTITY}
-        if values and arm.results:
-            arms.append(EarlierArm(settings=values, ln=round(math.fsum(result.ln for result in arm.results) / len(arm.results) - mean, 6)))
-        elif values and arm.crashed:
-            arms.append(EarlierArm(settings=values))
+    for values, seen in found.values():
+        known = [ln for ln in seen if ln is not None]
+        arms.append(EarlierArm(settings=values, ln=round(math.fsum(known) / len(known), 6) if known else None))
     given = {name: value for name, value in state.given.items() if name not in IDENTITY}
     return EarlierStudy(**origin_of(state), given=given, arms=tuple(arms[-MOST_ARMS:])) if arms else None
 

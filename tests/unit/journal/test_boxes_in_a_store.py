@@ -4,6 +4,7 @@ from the database, and the start of the team's next study."""
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -63,4 +64,6 @@ def test_two_boxes_and_two_coordinators_share_a_study_in_a_store(postgres: Serve
 
     known = find_known((), Roots(runs=tmp_path, store=place.database), own="next")
     assert [study.name for study in known.earlier] == ["test"]
+    launched = {json.dumps(part.arms[digest].settings.values, sort_keys=True) for part in state.boxes.values() for digest in part.arms if part.arms[digest].results}
+    assert {json.dumps(arm.settings, sort_keys=True) for arm in known.earlier[0].arms} == launched - {"{}"}, "of both boxes, each over its own baseline"
     assert any(arm.ln is not None and arm.ln > 0.5 for arm in known.earlier[0].arms), "what the team's next sampler starts from"

@@ -19,7 +19,7 @@ from optimizer.core.sampling import MOST_REJECTED, dimensions, sampled_params
 from optimizer.core.state import State, fold
 from optimizer.engines.argv import tokens_for
 from optimizer.engines.registry import engine
-from optimizer.knowledge.library import load_library
+from optimizer.knowledge.library import Library, load_library
 from optimizer.knowledge.load import find_knowledge
 from optimizer.model.base import Value
 from optimizer.model.evidence import Evidence, Fact
@@ -32,6 +32,7 @@ from optimizer.model.space import DeadSetting, Param, Space, Trial
 from optimizer.model.step import Launch, Observe, Propose, Step
 from optimizer.model.study import Budget, StudySpec
 from optimizer.report.prose import sentence
+from optimizer.runner.execute import LiveExecutor
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, verify
 from optimizer.search.answer import answered
@@ -323,6 +324,21 @@ def test_a_specification_of_an_older_release_still_reads() -> None:
     data["policy_version"] = 2
     assert StudySpec.model_validate(data).earlier == ()
     assert fold([]).spec is None
+
+
+def test_the_live_executor_gives_the_sampler_all_that_the_step_knows() -> None:
+    """Points that other boxes are measuring, values that this build has, settings that hold: with one point left, that one comes."""
+    small = Space(id="test/small", engine="any", params=(
+        Param(name="size", flag=("--size",), type="int", grid=(1, 2, 4, 8)), Param(name="mode", flag=("--mode",), type="choice", grid=("a", "b")),
+    ))  # fmt: skip
+    executor = LiveExecutor(None, spec(), Library.model_construct(spaces=(small,)))  # type: ignore[arg-type]
+    for sampler in ("gp", "tpe"):
+        step = Propose(
+            key="5", hypothesis="idea", space=small.id, params=("size", "mode"), fixed={"mode": "a"}, history=(Trial(params={"size": 1}, value=1.0),), seed=1,
+            pending=({"size": 2},), grids={"size": [1, 2, 4]}, sampler=sampler,  # type: ignore[arg-type]
+        )  # fmt: skip
+        outcome = asyncio.run(executor._propose(step)).outcome
+        assert isinstance(outcome, Done) and outcome.body["params"] == {"size": 4}
 
 
 def test_a_study_that_opens_beside_an_earlier_one_pins_its_launches(tmp_path: Path) -> None:
