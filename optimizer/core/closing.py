@@ -120,9 +120,19 @@ def _why_nothing(state: State) -> str:
         if not (belief and belief.reason) and row["ratio"] is not None:
             why = f"the predicted ×{row['ratio'][0]:.2f} to ×{row['ratio'][1]:.2f} is too small for one launch to tell from noise, or more than the loss it addresses"
         said.append(f"{row['id']} (probability {row['probability']:.2f}): {why}")
+    if not said and (against := _beyond_the_roofline(state)):
+        return f"No cause stands out above its prior; but what was measured cannot be: {against}. Correct that before believing any of it."
     if not said:
         return "No cause stands out above its prior: the server is healthy for this workload, or the offered load is the limit."
     return f"No idea was worth a launch. What stands out: {'; '.join(said[:3])}"
+
+
+def _beyond_the_roofline(state: State) -> str:
+    """What contradicts the roofline of this GPU; empty where nothing does, and for studies from before that was said."""
+    assert state.spec is not None
+    found = state.ceiling if state.spec.policy_version >= 3 else None
+    reasons = (str(level.get("unknown") or "") for level in (found or {}, *(found or {}).get("side", ())))
+    return next((why.removeprefix("contradiction: ") for why in reasons if why.startswith("contradiction: ")), "")
 
 
 def _exhausted(state: State) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from optimizer.core.closing import ending_of
 from optimizer.model.outcome import Failed
 from optimizer.model.playbook import Prediction
 from optimizer.model.step import ORIGINAL, Launch, Measure
@@ -112,3 +113,14 @@ def test_a_likely_cause_whose_cure_was_refused_is_named_with_the_reason():
     assert state.closed["launches"] == 0
     assert "cuda-graph-disabled (probability" in state.closed["reason"]
     assert state.beliefs["cuda-graph-disabled"].reason in state.closed["reason"]
+
+
+@pytest.mark.parametrize("levels", [{"unknown": "contradiction: 9,000 tok/s were measured"}, {"side": [{"unknown": "contradiction: 9,000 tok/s were measured"}]}])
+def test_a_server_that_is_faster_than_its_gpu_can_be_is_not_called_healthy(levels):
+    state, _ = run(ModelBox({}, speed), target="5000tps@16")
+    assert ending_of(state, PLAN)[1].endswith("healthy for this workload, or the offered load is the limit.")
+    beyond = replace(state, ceiling=levels)
+    ending, why = ending_of(beyond, PLAN)
+    assert ending == "nothing_to_tune" and "healthy" not in why and "9,000 tok/s were measured. Correct that" in why
+    before = replace(beyond, spec=state.spec.model_copy(update={"policy_version": 2}))  # an older study replays as it was decided
+    assert "healthy" in ending_of(before, PLAN)[1]
