@@ -4,12 +4,14 @@ unit, the launches behind it and its interval."""
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, summary
+from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, pooled, summary
 from optimizer.core.plan import Plan
 from optimizer.core.state import State
+from optimizer.core.tradeoff import front, measured
 from optimizer.engines import deploy
 from optimizer.engines.base import Command, Engine
 from optimizer.engines.deploy import Deployment
@@ -115,6 +117,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     lines += _levels(result)
     lines += _boxes(result)
     lines += _changes(entries, state, plan)
+    lines += _front(state)
     lines += _answers(result, state)
     lines += _waterfall(state)
     lines += _trials(state)
@@ -178,6 +181,24 @@ def _changes(entries: Sequence[Entry], state: State, plan: Plan) -> list[str]:
         claims = "; ".join(f"{name}: {book.claim}" for name in names if (book := plan.playbook(name)) is not None)
         lines.append(f"- `{changes_text(entry.body['changes'])}`: {claims} Measured {entry.body['why']} (entry {entry.seq})")
     return ["## What was changed, and why", "", *lines, ""] if lines else []
+
+
+def _front(state: State) -> list[str]:
+    """The settings that no other beats in throughput and latency at once, of a study that searched them."""
+    if state.spec is None or not state.spec.tradeoff:
+        return []
+    load, latency, sd = state.spec.workload.concurrency, state.spec.tradeoff, pooled(state).sd
+    points = measured(state, latency, load)
+    rows = []
+    for point in front(points):
+        spread = math.exp(2 * sd / math.sqrt(point.launches))
+        rows.append(f"| {changes_text(point.settings.values)} | {number(point.rate)} [{number(point.rate / spread)}, {number(point.rate * spread)}] | "
+                    f"{number(point.latency_ms)} | {point.launches} |")  # fmt: skip
+    if not rows:
+        return ["## Throughput against latency", "", f"No launch told {latency}.", ""]
+    said = f"Of {len(points)} settings measured at concurrency {load}, those that no other beats in both at once:"
+    head = [f"| settings | output tok/s, 95 % interval of the noise | {latency} | launches |", "|---|---|---|---|"]
+    return ["## Throughput against latency", "", said, "", *head, *rows, ""]
 
 
 def _answers(result: Mapping[str, Any], state: State) -> list[str]:

@@ -24,6 +24,7 @@ from optimizer.model.space import Param, Space
 from optimizer.model.step import Measure, Propose, Step
 from optimizer.model.study import Budget
 from optimizer.report.prose import sentence
+from optimizer.report.study import report_markdown
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, verify
 from optimizer.search.answer import answered
@@ -77,6 +78,9 @@ def test_the_cause_first_then_the_front_then_the_ending() -> None:
     assert len(found) >= 3
     assert all(left.rate > right.rate and left.latency_ms > right.latency_ms for left, right in itertools.pairwise(found))
     assert verify(log.read(), lambda seq: PLAN).mismatches == ()
+    report = report_markdown(log.read(), state, PLAN)
+    part = report.partition("## Throughput against latency")[2].partition("## ")[0]
+    assert sum(line.startswith("| ") and "max_running_requests" in line for line in part.splitlines()) >= 2 and LATENCY in part, part
 
 
 def test_without_the_option_the_study_ends_where_its_target_is_met() -> None:
