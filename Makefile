@@ -7,6 +7,9 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 DEMO_HOST ?= sim:rtx6000x8-k26
 DEMO_TARGET ?= 1000tps@32
 
+# Some machines set it; then each of thousands of short-lived processes compiles all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint docs engines test-engines test-scenarios test-slow dev clean
 .DELETE_ON_ERROR:
