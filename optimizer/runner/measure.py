@@ -32,6 +32,7 @@ from optimizer.runner import answers
 from optimizer.runner.base import Effect
 from optimizer.runner.collecting import bench_rows, endpoint_files, launch_log, read_log_files
 from optimizer.runner.context import Served, Session, Worker
+from optimizer.runner.silence import silent_part
 from optimizer.runner.survey import launch_json
 from optimizer.runner.witness import Watch
 
@@ -84,6 +85,10 @@ async def measure(
             log = await launch_log(box, spec.study, step.launch)
             return Effect(classify(log, state.exit_code, "crashed", signal=state.exit_signal), {"server.log": log})
     if not points or (points[0].requests_ok == 0 and points[0].output_tokens == 0 and points[0].requests_failed == 0):
+        if step.launch != ORIGINAL and (silent := await silent_part(box, adapter, served)):
+            logs = {"server.log": await launch_log(box, spec.study, step.launch)}
+            logs |= {f"{one.name}.server.log": await launch_log(box, spec.study, step.launch, one.name) for one in served.workers if one.name}
+            return Effect(Failed(cause="unresponsive", message=f"No request was answered: {silent}", retryable=True), logs)
         detail = "; ".join(item.detail for item in points[0].invalid) if points else ""
         return Effect(Failed(cause="bench_failed", message=f"The load generator returned nothing. {detail}", retryable=True))
     files = await _files(box, spec, session, adapter, step, worker=leading, points=points)
