@@ -12,6 +12,7 @@ from optimizer.model.evidence import Evidence
 # first call, one with 10.9 GiB left ran (recordings). Between the two is unknown ground, so only the clear case is
 # refused.
 _WORKSPACE_GIB = 0.25
+VISIBLE = "gpu.visible"  # of a box: GPUs that the environment of the (leading) server shows it; with a role behind it, another worker's
 # Of the weights, at least this part is split between the GPUs; norms and embeddings may be copies.
 _SPLIT = 0.85
 _CERTAIN_GROWTH = 0.25
@@ -73,17 +74,32 @@ def _weights(before: Mapping[str, Value], after: Mapping[str, Value], evidence: 
 
 def _layout(after: Mapping[str, Value], evidence: Evidence, box: Mapping[str, Value]) -> Verdict:
     """Tensor, pipeline and data parallelism need one GPU for each of their ranks; data-parallel attention shares them."""
-    gpus = _number(box.get("gpu.count"))  # of the box; the fact of that name counts those that the server uses
-    if gpus is None or gpus < 1 or (evidence.number("parallel.nodes") or 1) > 1:
+    if (evidence.number("parallel.nodes") or 1) > 1:
         return Verdict(None)
+    gpus = _number(box.get("gpu.count"))  # of the box; the fact of that name counts those that the server uses
+    visible = _number(box.get(VISIBLE))
+    if visible is not None and (gpus is None or visible < gpus):
+        ranks = _ranks(after)
+        if ranks > visible:
+            return Verdict(False, f"The layout needs {ranks:.0f} GPUs, and CUDA_VISIBLE_DEVICES shows the server {visible:.0f}.")
+    elif gpus is not None and gpus >= 1 and (ranks := _ranks(after)) > gpus:
+        return Verdict(False, f"The layout needs {ranks:.0f} GPUs, the box has {gpus:.0f}.")
+    for name in sorted(box):  # the other workers of a deployment
+        role, seen = name.removeprefix(VISIBLE + "."), _number(box[name])
+        if role == name or seen is None:
+            continue
+        own = {param.removeprefix(role + "."): value for param, value in after.items() if param.startswith(role + ".")}
+        if (ranks := _ranks(own)) > seen:
+            return Verdict(False, f"The layout of {role} needs {ranks:.0f} GPUs, and its CUDA_VISIBLE_DEVICES shows it {seen:.0f}.")
+    return Verdict(None)
+
+
+def _ranks(after: Mapping[str, Value]) -> float:
     ranks = 1.0
     for names in (_TP, _PP):
         ranks *= _first(after, names) or 1.0
     shared = after.get("enable_dp_attention") is True or (_number(after.get("attn_dp_size")) or 1) > 1
-    ranks *= 1.0 if shared else _first(after, _DP) or 1.0
-    if ranks > gpus:
-        return Verdict(False, f"The layout needs {ranks:.0f} GPUs, the box has {gpus:.0f}.")
-    return Verdict(None)
+    return ranks * (1.0 if shared else _first(after, _DP) or 1.0)
 
 
 def _moved_weights(before: Mapping[str, Value], after: Mapping[str, Value], evidence: Evidence, total_gib: float) -> Verdict:

@@ -11,6 +11,7 @@ from typing import Any
 
 from optimizer.box.box import Box
 from optimizer.box.results import FoundServers, Hello, ServerProcess
+from optimizer.core.fits import VISIBLE
 from optimizer.engines.base import Engine
 from optimizer.engines.registry import engine, engine_of, engines
 from optimizer.errors import BoxError, EngineError
@@ -89,7 +90,7 @@ async def _survey(box: Box, spec: StudySpec) -> Effect:
         cpus=hello.cpus,
         has_nvidia_smi=hello.nvidia_smi is not None,
         model_config_json=_json_object(files.get("config.json")),
-        facts=_box_facts(hello, gpus),
+        facts=_box_facts(hello, gpus, launch),
     )
     files["launch.json"] = launch_json(context, "as-found", launch.argv, launch.env, ready=original is not None, start_s=None)
     bundle = bundle_from_files(files)
@@ -312,12 +313,16 @@ def _mib(text: str) -> int | None:
     return int(words[0]) if words and words[0].isdigit() else None
 
 
-def _box_facts(hello: Hello, gpus: list[list[str]]) -> dict[str, Any]:
-    """What ``{box: ...}`` operands may name."""
+def _box_facts(hello: Hello, gpus: list[list[str]], launch: LaunchSpec) -> dict[str, Any]:
+    """What ``{box: ...}`` operands may name, and how many GPUs each worker is shown."""
     known: dict[str, Any] = {"cpus": hello.cpus, "memory_mib": hello.memory_bytes >> 20, "gpu.count": len(gpus)}
     sizes = [size for row in gpus if len(row) > 1 and (size := _mib(row[1])) is not None]
     if sizes:
         known["gpu.memory_mib"] = min(sizes)
+    workers = {"": launch.env, **{f".{one.role}": one.env for one in launch.members if one.role != "router" and one.name != launch.leading}}
+    for suffix, env in workers.items():
+        if listed := [item for item in str(env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if item.strip()]:
+            known[VISIBLE + suffix] = len(listed)
     return known
 
 

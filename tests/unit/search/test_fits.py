@@ -23,6 +23,15 @@ def test_a_layout_needs_a_gpu_for_each_rank() -> None:
     assert fits({}, asked, facts(), {}).fits is None
 
 
+def test_a_layout_has_the_gpus_that_the_environment_shows() -> None:
+    """Of a box of eight, each worker of a deployment sees its own."""
+    box = {**GIB_141, "gpu.visible": 4, "gpu.visible.prefill": 2}
+    assert fits({}, {"tp_size": 4}, facts(), box).fits is None
+    assert "CUDA_VISIBLE_DEVICES shows the server 4" in fits({}, {"tp_size": 8}, facts(), box).why
+    assert fits({}, {"tp_size": 4, "prefill.tp_size": 2}, facts(), box).fits is None
+    assert "The layout of prefill needs 4 GPUs" in fits({}, {"prefill.tp_size": 4}, facts(), box).why
+
+
 @pytest.mark.parametrize(("gpus", "fit"), [(8, None), (4, None), (2, False), (1, False)])
 def test_fewer_gpus_have_to_hold_the_weights(gpus: int, fit: bool | None) -> None:
     """671 B parameters of one byte: 84 GiB on each of eight GPUs, too much for two of 140."""
