@@ -29,7 +29,7 @@ from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.study import StudySpec
 from optimizer.redact import printable
 from optimizer.report.prose import changes_text, result_text, sentence
-from optimizer.report.remaining import remaining_text
+from optimizer.report.remaining import remaining, remaining_text
 from optimizer.report.whole_frames import WholeFrames
 
 QUIET = {EntryKind.LEASE_TAKEN}
@@ -183,9 +183,10 @@ class Progress:
             table.add_row(name, f"{phase_of(part)}{self._tested(part)}{_step_of(part)}")
         if self._step is not None and not state.boxes:
             table.add_row("step", self._running())
-        table.add_row("budget", budget_text(state))
         scale = state.spec.time_scale if state.spec is not None else 1.0
         running = (self._clock() - self._step[1]) * scale / 60.0 if self._step is not None else 0.0
+        foreseen = remaining(state, self._launched_at, running)
+        table.add_row("budget", budget_text(state, foreseen.pace if foreseen is not None else None))
         if left := remaining_text(state, self._launched_at, running):
             table.add_row("ends in", left)
         return table
@@ -240,13 +241,12 @@ def _step_of(part: State) -> str:
     return f" · {STEPS.get(part.open.kind, part.open.kind)}" if part.open is not None else " · waiting"
 
 
-def budget_text(state: State) -> str:
-    """Launches and minutes spent and left, and how many more launches the minutes pay for at this study's own pace."""
+def budget_text(state: State, pace: float | None) -> str:
+    """Launches and minutes spent and left, and how many more launches the minutes pay for at this study's own ``pace`` (minutes each)."""
     assert state.spec is not None
     budget, used = state.spec.budget, state.launches_baseline + state.launches_after
     left, minutes_left = max(0, budget.launches - used), max(0.0, budget.minutes - state.minutes)
     text = f"{used} launches spent, {left} left; {state.minutes:.1f} min spent, {minutes_left:.1f} left"
-    if used and state.minutes > 0:
-        pace = state.minutes / used
+    if pace:
         text += f"; about {min(left, int(minutes_left / pace))} more fit at {pace:.1f} min each"
     return text
