@@ -134,6 +134,12 @@ def segments(pids: Iterable[int]) -> set[str]:
     return found
 
 
+def resident_mib() -> float:
+    """Of this process, which talks to the box all the while."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def available_mib() -> float:
     rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(rows["MemAvailable"].split()[0]) / 1024
@@ -142,7 +148,7 @@ def available_mib() -> float:
 def soak(home: Path, env: Mapping[str, str], argv: Sequence[str], port: int, launches: int, seed: int) -> dict[str, Any]:
     """Raises AssertionError at the first trace that is left."""
     rng, killed, ready, took = random.Random(seed), Counter[str](), 0, []
-    before, memory = traces(home, port), available_mib()
+    before, memory, resident = traces(home, port), available_mib(), resident_mib()
     for number in range(launches):
         study, kind = f"soak{number}", VICTIMS[number % len(VICTIMS)]
         began = time.monotonic()
@@ -176,6 +182,7 @@ def soak(home: Path, env: Mapping[str, str], argv: Sequence[str], port: int, lau
     return {
         "launches": launches, "ready": ready, "killed": dict(sorted(killed.items())), "left": 0, "seconds_a_launch": round(sum(took) / len(took), 2),
         "memory_mib_less": round(memory - available_mib(), 1), "descriptors_more": traces(home, port)["descriptors"] - before["descriptors"],
+        "resident_mib_more": round(resident_mib() - resident, 1),
     }  # fmt: skip
 
 

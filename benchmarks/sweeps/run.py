@@ -173,6 +173,32 @@ def role_dies(box: PDBox, role: str, moment: str, owned: bool) -> None:
     assert box("replay", "dies", "--verify", "--json").json["identical"]
 
 
+def role_hangs(box: PDBox, role: str) -> None:
+    """It answers nothing any more and does not end: the load comes to nothing, the launch is given up, and the study ends by itself."""
+    box.serve()
+    before = box.serving()
+    process = box.start(*box.study("hangs", "--finish", "restore", launch=False))
+
+    def victim() -> int | None:
+        assert process.poll() is None, box.told(process)
+        ours = {pid for pid, launch in box.marked().items() if launch.startswith("hangs:")} if "(candidate): c=" in box.told(process) else set()
+        return next((pid for pid in sorted(ours) if is_role(box.words_of(pid), role)), None)
+
+    wait_until(victim, 120, f"{role} is there")
+    time.sleep(0.5)
+    pid = victim()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    done = box.finish(process)
+    assert "Traceback" not in done.err, done.err
+    outcomes = [entry.body["outcome"] for entry in entries(box.runs / "hangs") if entry.kind == "outcome"]
+    bad = [one for one in outcomes if one["status"] == "failed" or any(point["invalid"] for point in one["body"].get("measurement", {}).get("points", []))]
+    assert bad, "nobody noticed"
+    assert box.serving() == before
+    box.assert_clean(serving=True)
+    assert box("replay", "hangs", "--verify", "--json").json["identical"]
+
+
 def is_role(words: list[str], role: str) -> bool:
     return ("sglang_router.launch_router" in words) if role == "router" else ("--disaggregation-mode" in words and role in words)
 
@@ -198,6 +224,7 @@ def families(first: int, count: int) -> dict[str, list[Case]]:
         "gone": [
             Case(f"killed at: {phase}, {'an original' if owned else 'none'}", on_a_box(gone, phase, owned)) for phase in PHASES for owned in (True, False)
         ],
+        "hangs": [Case(f"{role} hangs in the window", on_a_box(role_hangs, role, made=PDBox)) for role in NAMES],
         "roles": [
             *(Case(f"{role} dies: {moment}, {'theirs' if owned else 'described'}", on_a_box(role_dies, role, moment, owned, made=PDBox))
               for moment in MOMENTS for role in NAMES for owned in (True, False)),

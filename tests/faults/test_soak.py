@@ -22,3 +22,4 @@ def test_launched_again_and_again_while_somebody_is_killed() -> None:
     assert said["launches"] == 5 and said["left"] == 0 and said["ready"] >= 1
     assert said["killed"].get("coordinator") and len(said["killed"]) >= 2, said
     assert said["descriptors_more"] == 0
+    assert said["resident_mib_more"] < 16, "whoever talks to the box keeps memory of every launch"
