@@ -63,7 +63,7 @@ def waterfall(
     if rate <= 0:
         return NoCeiling(reason="no output tokens per second were measured")
     if (why := impossible(shape, hardware, situation, rate)) is not None:
-        return NoCeiling(reason=why)
+        return NoCeiling(reason=why, contradiction=True)
     batch, depth = float(situation.intended), situation.draft_tokens
     roof = draft_round_roof_ms(shape, hardware, situation, batch, depth) / (depth + 1)
     collectives = collectives_of_step(shape, hardware, situation, batch, depth + 1.0)
