@@ -37,7 +37,8 @@ POINTS = [
     *((f"fire.{point}", why, owned) for point in FIRING for why in ("silent", "asked") for owned in (True, False)),
     *((f"fire.{point}", why, True) for point in RESTORING for why in ("silent", "asked")),
 ]
-SAMPLE = [("disarm.answered", "disarm", False), ("fire.swept", "silent", True), ("fire.started", "asked", True)]
+SAMPLE = [("fire.swept", "silent", True), ("fire.started", "asked", True), ("disarm.answered", "disarm", False)]
+SLOW = () if FULL else (pytest.mark.slow,)  # a race takes seconds: one point stays among the quick tests
 
 
 def test_there_are_at_least_thirty_points() -> None:
@@ -93,7 +94,7 @@ async def given_back(box: Box, owned: bool) -> None:
     assert await box.unlock("s1")
 
 
-@pytest.mark.parametrize(("point", "doing", "owned"), POINTS if FULL else SAMPLE)
+@pytest.mark.parametrize(("point", "doing", "owned"), POINTS if FULL else [SAMPLE[0], *(pytest.param(*one, marks=SLOW) for one in SAMPLE[1:])])
 async def test_killed_at_a_point(
     make_box: Callable[..., Box], home: Path, server: Server, free_port: int, tmp_path: Path, spawn: Callable[..., Any], point: str, doing: str, owned: bool
 ) -> None:
@@ -124,7 +125,7 @@ async def test_killed_at_a_point(
 ACTS = ("launch", "disarm", "restore", "stop the original", "arm again")
 
 
-@pytest.mark.parametrize("race", range(100 if FULL else 3))
+@pytest.mark.parametrize("race", [pytest.param(race, marks=SLOW) for race in range(100 if FULL else 3)])
 async def test_fires_while_the_coordinator_returns(
     box: Box, home: Path, server: Server, free_port: int, tmp_path: Path, spawn: Callable[..., Any], race: int
 ) -> None:

@@ -108,7 +108,7 @@ STAGES = ("lock", "secure", "heartbeat", "stop_original", "launch", "run_job", "
 
 
 @pytest.mark.fault("F45")
-@pytest.mark.parametrize("stage", STAGES if FULL else ("stop_original", "launch"))
+@pytest.mark.parametrize("stage", STAGES if FULL else ("launch",))
 async def test_rebooted_after_an_operation(
     box: Box, home: Path, server: Server, free_port: int, tmp_path: Path, spawn: Callable[..., Any], stage: str
 ) -> None:
