@@ -20,7 +20,7 @@ CHECKOUT = re.compile(r"(?<![\w.~/-])/(?:work|workspace|builds|checkout)/[\w.-]"
 SITES = {
     "127.0.0.1", "localhost", "github.com", "huggingface.co", "docs.nvidia.com", "resources.nvidia.com", "images.nvidia.com", "www.nvidia.com",
     "www.amd.com", "docs.vllm.ai", "blog.vllm.ai", "docs.sglang.ai", "www.apache.org", "semver.org", "keepachangelog.com",
-    "www.databasemart.com", "www.w3.org",
+    "www.databasemart.com", "www.w3.org", "www.textualize.io",  # the last two stand in drawings
     # Where the figures of playbooks/hardware.yaml were read once more.
     "glennklockwood.com", "servethehome.com", "llmperf.net", "hmc-tech.com", "grokipedia.com", "www.mullet.se", "gpu.spicedreamphone.com",
     "waredb.com", "www.spheron.network", "hardware-corner.net", "manuals.plus", "www.saulelectric.com", "docs.vultr.com",
