@@ -224,7 +224,8 @@ def what_runs(state: State) -> str:
     if state.server is not None and state.server.purpose == "final" and state.server.status == "ready":
         return f"The best settings serve on {where} now, under the original's port and name."
     if state.original_running:
-        better = " although better settings were confirmed: they could not be brought up in its place" if is_confirmed_better(state) else ""
+        missed = state.spec.finish != "restore" and is_confirmed_better(state)
+        better = " although better settings were confirmed: they could not be brought up in its place" if missed else ""
         return f"The original server runs on {where}{better}."
     if state.server is not None:
         return f"Launch {state.server.key} still runs on {where}, port {state.server.port}."

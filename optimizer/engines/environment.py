@@ -12,12 +12,15 @@ _SHARED = (
     r"MALLOC_\w+", r"LD_PRELOAD", r"TOKENIZERS_PARALLELISM",
 )  # fmt: skip
 
+# What the CUDA images say of themselves; no library reads them, and nobody chose them.
+_LABELS = r"(?:NCCL|CUDA|CUDNN|CUBLAS)_VERSION$"
+
 
 def settings_pattern(*prefixes: str) -> re.Pattern[str]:
     """A pattern for the shared variables (NCCL, OpenMP, CUDA, torch, ...) and those with one of the engine's
     prefixes."""
     names = (*_SHARED, *(prefix + r"\w+" for prefix in prefixes))
-    return re.compile("^(?:" + "|".join(names) + ")$")
+    return re.compile(f"^(?!{_LABELS})(?:" + "|".join(names) + ")$")
 
 
 # Not settings, but a program does not find its libraries, its modules or its model without them.
