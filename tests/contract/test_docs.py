@@ -74,6 +74,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("playbooks", "search_spaces", "docs", "tests"):
         (here / name).symlink_to(ROOT / name)
     shutil.copytree(HISTORY, here / "runs" / "first")
+    (here / "runs" / "recorded").symlink_to(ROOT / "runs" / "recorded")
     known = load_library(find_knowledge(ROOT))
     study = spec(study=STUDIES["STUDY"])
     with Journal.create(here / "runs" / study.study / "journal.db") as journal:

@@ -1,0 +1,59 @@
+"""The studies of a real H200 under runs/recorded: today's code decides in each as it did there, and tells how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.core.closing import what_runs
+from optimizer.core.state import State, fold
+from optimizer.journal import Journal
+from optimizer.wiring import Roots
+from optimizer.wiring.replaying import replay_study
+
+RECORDED = Path(__file__).parents[3] / "runs" / "recorded"
+ROOTS = Roots(runs=RECORDED, knowledge=RECORDED.parents[1])
+GRAPHS: dict[str, object] = {"disable_cuda_graph": None, "disable_decode_cuda_graph": None}
+# study -> what it kept
+KEPT: dict[str, list[dict[str, object]]] = {
+    "h200-7b-eager": [{**GRAPHS, "max_running_requests": 16}],
+    "h200-7b-killed": [{"max_running_requests": 16}, GRAPHS],
+    "h200-7b-mtp": [],
+    "h200-7b-oom": [{"cuda_graph_max_bs": 32}],
+    "h200-7b-placebo": [],
+}
+
+
+def state_of(study: str) -> State:
+    with Journal.open(ROOTS.named(study), write=False) as journal:
+        return fold(journal.read())
+
+
+def test_every_recorded_study_is_known_here() -> None:
+    assert sorted(folder.parent.name for folder in RECORDED.glob("*/journal.db")) == sorted(KEPT)
+
+
+@pytest.mark.parametrize("study", sorted(KEPT))
+def test_it_is_decided_again_as_recorded(study: str) -> None:
+    """A change of a decision needs a new policy version, so that journals of the old one are recomputed as they were."""
+    verified = replay_study(study, ROOTS, verify=True, until=None)
+    assert verified["identical"], verified["text"]
+    driven = replay_study(study, ROOTS, verify=False, until=None)
+    assert (driven["ending"], driven["promoted"], driven["launches"]) == ("met", KEPT[study], state_of(study).launches_after)
+
+
+def test_what_the_documents_say_of_them() -> None:
+    """A server that was asked back is not said to run for want of a better one; what does not fit is refused, then ruled out; dead
+    settings cost no launch; the kill is bridged by the launch that was under way."""
+    assert what_runs(state_of("h200-7b-eager")) == "The original server runs on localhost."
+    oom, placebo, killed = state_of("h200-7b-oom"), state_of("h200-7b-placebo"), state_of("h200-7b-killed")
+    too_large = [item for item in oom.refusals if item.get("hypothesis") == "operator-wants-graphs-for-4096"]
+    assert [item["kind"] for item in too_large] == ["infeasible"] and "outside the pool" in too_large[0]["why"]
+    crashed = [arm.crashed for arm in oom.arms.values() if arm.crashed]
+    assert len(crashed) == 1 and crashed[0].startswith("oom_capture")
+    dead = {name for item in placebo.refusals for name in item["params"] if item.get("about") == "command_line"}
+    assert {"num_continuous_decode_steps", "env.NCCL_PROTO", "env.NCCL_ALGO", "env.NCCL_MIN_NCHANNELS", "env.NCCL_NTHREADS"} <= dead
+    assert (placebo.launches_baseline, placebo.launches_after) == (0, 0)
+    # The same final settings as without the kill, although one launch more.
+    assert killed.baseline == state_of("h200-7b-eager").baseline
