@@ -376,10 +376,11 @@ async def serve(options):
     loop = asyncio.get_running_loop()
     pace = Pace(loop, options.gap_ms / 1000.0)
     listener = await loop.create_server(lambda: Server(options, pace), options.host, options.port, backlog=4096)
-    print(json.dumps({"port": listener.sockets[0].getsockname()[1]}), flush=True)
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, stop.set)
+    # Last: whoever reads it may end this process at once.
+    print(json.dumps({"port": listener.sockets[0].getsockname()[1]}), flush=True)
     await stop.wait()
     listener.close()
 

@@ -99,7 +99,7 @@ async def test_a_process_that_comes_to_the_gpu_during_the_load(bench: Bench) -> 
 
     def arrive(text: str) -> None:
         seen.append(text)
-        if "window" in text and not state.exists():
+        if "measuring" in text and not state.exists():
             state.write_text(json.dumps(values))
 
     bench.said = _Told(arrive)  # type: ignore[assignment]
@@ -149,7 +149,7 @@ async def test_a_clean_run_raises_nothing_and_a_warm_prefix_cache_is_seen(bench:
     measured = await bench()
     assert codes(measured) == set(), measured.invalid
     assert point(measured).metrics["output_tokens_per_s"] > 0
-    assert any("window" in text for text in bench.said)
+    assert any("measuring" in text for text in bench.said)
     again = await bench()  # same study, same run index: the same salt, as a tool that never flushes does it
     assert ValidityCode.CACHED_PREFIX in codes(again), again.invalid
 
