@@ -114,7 +114,7 @@ def check(state: State, box: Watched, *, original: bool, expected: Any) -> None:
     assert verify(box.log.read(), lambda seq: PLAN).mismatches == ()
 
 
-@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize("original", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_single_death(original: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     state, undisturbed, _ = study((), monkeypatch, original=original)
     expected = outcome_of(state)

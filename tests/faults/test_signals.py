@@ -54,7 +54,6 @@ def test_a_signal_ends_the_study_in_every_phase(box: FastBox, number: signal.Sig
     assert entries(box.runs / "signalled")[-1].kind == "closed"
 
 
-@pytest.mark.smoke
 def test_the_owners_server_is_back_after_ctrl_c(box: FastBox) -> None:
     box.serve()
     process = box.start(*box.study("owned", launch=False))

@@ -31,6 +31,7 @@ def test_the_document_has_the_current_figures(document):
     assert not different and len(written) == len(current), different[:3]
 
 
+@pytest.mark.slow
 def test_the_promises_hold(document):
     """The figures that were asked for, whatever the document says."""
     sets = document.figures.tables().sets

@@ -25,7 +25,7 @@ NOISE = {"normal": normal, "heavy": heavy, "lottery": lottery, "skewed": skewed,
 
 
 @pytest.mark.gate("S1")
-@pytest.mark.parametrize("shape", ["normal", "heavy", "lottery"])
+@pytest.mark.parametrize("shape", ["normal", "heavy", pytest.param("lottery", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("sd", "gate"), [(0.01, 0.05), (0.03, 0.05), (0.05, 0.06)])
 def test_s1_studies_without_effect_promote_nothing(shape: str, sd: float, gate: float) -> None:
     # At 5 % the truth is 5.6 % in the worst shapes (docs/statistics.md): 800 studies could not tell it from the gate.

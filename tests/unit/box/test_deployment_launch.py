@@ -122,6 +122,7 @@ async def test_members_start_in_order_and_are_one_launch(box: Box, home: Path, m
     assert not (home / ".optimizer").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
 async def test_one_that_fails_to_start_ends_all_and_says_why(box: Box, members: Callable[..., list[MemberLaunch]], role: str) -> None:
     await box.launch_deployment("s1", "1", members(**{role: ("dies",)}))
@@ -132,6 +133,7 @@ async def test_one_that_fails_to_start_ends_all_and_says_why(box: Box, members: 
     assert (await box.sweep("s1")).clean
 
 
+@pytest.mark.slow
 @pytest.mark.fault("G7")
 @pytest.mark.parametrize("role", ROLES)
 async def test_one_that_dies_later_ends_all(box: Box, members: Callable[..., list[MemberLaunch]], role: str, ports: list[int]) -> None:
@@ -237,6 +239,7 @@ async def restored_as_it_was(theirs: Theirs) -> None:
     assert theirs.reports("router")[1]["at"] >= max(theirs.reports(role)[1]["at"] for role in ("prefill", "decode"))
 
 
+@pytest.mark.slow
 @pytest.mark.fault("H43")
 async def test_their_deployment_is_stopped_and_comes_back_as_one(box: Box, home: Path, theirs: Theirs, members: Callable[..., list[MemberLaunch]]) -> None:
     *workers, entry = await theirs.found(box)
@@ -267,6 +270,7 @@ async def test_their_deployment_is_stopped_and_comes_back_as_one(box: Box, home:
     assert not any(TOKEN.encode() in text or KEY.encode() in text for text in texts)
 
 
+@pytest.mark.slow
 async def test_without_a_guard_it_comes_back_by_the_record(
     box: Box, argv: Callable[..., list[str]], ports: list[int], tmp_path: Path, spawn: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +287,7 @@ async def test_without_a_guard_it_comes_back_by_the_record(
     assert not restored.by_guard and restored.pid == theirs.reports("router")[-1]["pid"]
 
 
+@pytest.mark.slow
 async def test_a_router_that_hides_its_command_line_comes_back_as_described(
     box: Box, theirs: Theirs, argv: Callable[..., list[str]], ports: list[int], tmp_path: Path, spawn: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

@@ -86,7 +86,7 @@ class Supervisor:
 pytestmark = pytest.mark.skipif(HIERARCHY is None, reason="no control group can be made here")
 
 
-@pytest.fixture(params=["systemd", "docker"])
+@pytest.fixture(params=["systemd", pytest.param("docker", marks=pytest.mark.slow)])
 def supervisor(request: pytest.FixtureRequest, tmp_path: Path, server: Callable[..., list[str]], free_port: int) -> Iterator[Supervisor]:
     assert HIERARCHY is not None
     unique = f"{os.getpid():08d}{free_port:06d}"

@@ -76,7 +76,7 @@ def check(name: str, state: State, launched: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.gate("S14")
-@pytest.mark.parametrize("name", BOXES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name == "rtx6000x8-k26" else name for name in BOXES])
 def test_on_two_boxes_of_each_kind(simulated: Any, library: Library, name: str) -> None:
     for seed in range(2):
         check(name, *ended(simulated, library, name, seed))

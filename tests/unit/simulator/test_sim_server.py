@@ -86,6 +86,7 @@ async def test_h200_end_to_end(tmp_path: Path, servers: list[Running]) -> None:
     assert "Capture cuda graph bs [1, 2, 4, 8, 12, 16, 24, 32]" in graphs.text()
 
 
+@pytest.mark.slow
 async def test_untuned_boxes_end_to_end(tmp_path: Path, servers: list[Running]) -> None:
     cases = [
         ("a6000x2-qwen27b", 100, (1, 512, 256, 20, 80), 37.5),
@@ -98,6 +99,7 @@ async def test_untuned_boxes_end_to_end(tmp_path: Path, servers: list[Running]) 
         await measured(server, expected, 0.07, load)
 
 
+@pytest.mark.slow
 async def test_k26_tuned_reaches_its_target(tmp_path: Path, servers: list[Running]) -> None:
     server = start(
         tmp_path,

@@ -33,6 +33,7 @@ async def test_foreign_requests_are_seen_at_the_server(bench: Bench) -> None:
     assert point(measured).metrics["output_tokens_per_s"] > 0  # kept and shown
 
 
+@pytest.mark.slow
 async def test_one_foreign_request_at_a_time_is_seen_in_the_counters(bench: Bench) -> None:
     async with foreign_client(bench.running.port, 1):
         measured = await bench(concurrency=8)
@@ -67,6 +68,7 @@ class Driver:
         return watch, [item.code for item in invalid], notes, str(invalid)
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F35")
 async def test_a_throttled_gpu(tmp_path: Path) -> None:
     """Scripted drivers: thermal and power brakes count, each by its name and clock; what was seen outside the window does not."""
@@ -79,6 +81,7 @@ async def test_a_throttled_gpu(tmp_path: Path) -> None:
     assert codes_ == [] and "1200 MHz" in "".join(watch.csv)  # kept for gpu.csv
 
 
+@pytest.mark.slow
 async def test_idle_power_cap_and_a_silent_driver_are_no_throttling(tmp_path: Path) -> None:
     masks = ["0x0000000000000000", "0x0000000000000001", "0x0000000000000004", "[N/A]", None]
     drivers = [Driver(tmp_path / str(index), mask, 1980) for index, mask in enumerate(masks)]
