@@ -14,7 +14,7 @@ from optimizer.core.plan import Plan
 from optimizer.core.prior import PRIOR_ART, compared
 from optimizer.core.refuse import foreseen, refuse
 from optimizer.core.resolve import canonical_settings
-from optimizer.core.state import State
+from optimizer.core.state import Belief, State
 from optimizer.errors import UsageError
 from optimizer.model.base import Value
 from optimizer.model.entry import Entry, EntryKind
@@ -276,12 +276,16 @@ def _evidence(state: State, plan: Plan, book: Playbook) -> dict[str, Any] | None
         "id": book.id, "claim": book.claim, "probability": row["probability"], "score_db": row["score_db"], "prior_db": row["prior_db"],
         "for": row["for"], "against": out["against"] if out else row["against"], "ruled_out": out is not None, "testable": row["testable"],
         "predicts": row["ratio"], "status": belief.status if belief else "open", "reason": belief.reason if belief else "",
-        "entry": belief.entry if belief else 0, "why_untested": _why_untested(state, row), "what_would_decide": book.discriminating_test,
+        "entry": belief.entry if belief else 0, "why_untested": _why_untested(state, row, belief), "what_would_decide": book.discriminating_test,
     }  # fmt: skip
 
 
-def _why_untested(state: State, row: Mapping[str, Any]) -> str:
-    """Why no launch was spent on a cause that is open."""
+def _why_untested(state: State, row: Mapping[str, Any], belief: Belief | None) -> str:
+    """Why no launch was spent on a cause that is open; empty when one was, although the baseline has changed since."""
+    if row["status"] == "pruned":
+        return ""
+    if row["status"] == "refused" and belief is not None:
+        return f"refused at entry {belief.entry}: {belief.reason}"
     if row["testable"]:
         return "" if state.closed is None else "the study ended before its turn came"
     if row["hand_over"]:

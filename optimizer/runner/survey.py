@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,7 +28,6 @@ from optimizer.runner.hosts import EXAMPLE
 
 MIN_DISK_BYTES = 200 << 20
 GPU_QUERY = "name,memory.total,memory.used"
-_RELEASED = re.compile(r"\d+(?:\.\d+){1,3}(?:\.post\d+)?")  # of a build in progress nobody knows whether it is still the same
 FOREIGN_GPU_MIB = 1024  # what an idle GPU with a display or a persistence daemon holds stays well below
 
 

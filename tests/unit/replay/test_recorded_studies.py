@@ -10,6 +10,7 @@ from optimizer.core.closing import what_runs
 from optimizer.core.state import State, fold
 from optimizer.journal import Journal
 from optimizer.wiring import Roots
+from optimizer.wiring.asking import why_not
 from optimizer.wiring.replaying import replay_study
 
 RECORDED = Path(__file__).parents[3] / "runs" / "recorded"
@@ -57,3 +58,11 @@ def test_what_the_documents_say_of_them() -> None:
     assert (placebo.launches_baseline, placebo.launches_after) == (0, 0)
     # The same final settings as without the kill, although one launch more.
     assert killed.baseline == state_of("h200-7b-eager").baseline
+
+
+def test_what_cost_a_launch_is_not_said_to_have_cost_none() -> None:
+    """Also after the baseline has changed, when the result no longer holds."""
+    causes = {row["id"]: row for row in why_not("h200-7b-oom", "cuda_graph_max_bs=1024", ROOTS)["evidence"]}
+    launched, refused = (causes[f"operator-wants-graphs-for-{largest}"] for largest in (1024, 4096))
+    assert (launched["status"], launched["why_untested"]) == ("stale", "")
+    assert refused["why_untested"].startswith("refused at entry 20: mem_fraction_static 0.9 -> 0.989 leaves")
