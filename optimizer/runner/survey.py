@@ -35,18 +35,18 @@ class Unfit(BoxError):
     """The survey cannot go on; the message is for the user."""
 
 
-async def survey(box: Box, spec: StudySpec) -> Effect:
-    """Everything a decision may rest on before the first launch."""
+async def survey(box: Box, spec: StudySpec, usual: LaunchSpec | None = None) -> Effect:
+    """Everything a decision may rest on before the first launch. ``usual`` as in :func:`find_target`."""
     try:
-        return await _survey(box, spec)
+        return await _survey(box, spec, usual)
     except (Unfit, EngineError) as error:
         return Effect(Failed(cause="refused_by_box", message=str(error)))
 
 
-async def _survey(box: Box, spec: StudySpec) -> Effect:
+async def _survey(box: Box, spec: StudySpec, usual: LaunchSpec | None) -> Effect:
     hello = await box.hello()
     _check(box, hello)
-    adapter, launch, original = await find_target(box, spec)
+    adapter, launch, original = await find_target(box, spec, usual)
     # Everything that does not need another answer is asked at once, over the one connection.
     async with _together() as group:
         asked = group.create_task(_flags(box, adapter, launch))
@@ -132,8 +132,9 @@ async def servers_to_tune(box: Box, spec: StudySpec) -> tuple[tuple[ServerProces
     return tuple(running), found
 
 
-async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, ServerProcess | None]:
-    """Which server this study is about: the described launch if there is one, else the one that runs."""
+async def find_target(box: Box, spec: StudySpec, usual: LaunchSpec | None = None) -> tuple[Engine, LaunchSpec, ServerProcess | None]:
+    """Which server this study is about: the described launch if there is one, else the one that runs. ``usual``: of several that run, the one
+    whose port it names; for commands that only look at what runs, whatever its command line is today."""
     running, found = await servers_to_tune(box, spec)
     if spec.launch is not None and spec.launch.members:
         adapter = engine_of(spec.launch.argv, spec.launch.env)
@@ -161,6 +162,8 @@ async def find_target(box: Box, spec: StudySpec) -> tuple[Engine, LaunchSpec, Se
     if not running:
         hidden = " Somebody listens on that port, but this user may not see who." if found.port_owner_hidden else ""
         raise Unfit(f"No inference server runs on {box.name} and none is described.{hidden}", hint=EXAMPLE.format(host=box.name))
+    if len(running) > 1 and usual is not None and (known := engine_of(usual.argv, usual.env)) is not None:
+        running = tuple(server for server in running if port_of(known, usual) in server.ports) or running
     if len(running) > 1:
         listed = "\n".join(f"  port {', '.join(map(str, server.ports))}: {' '.join(server.argv)[:160]}" for server in running)
         raise Unfit(f"Several servers run on {box.name}:\n{listed}", hint=f"{why_not_whole(found.servers)}Say which one with --port.")

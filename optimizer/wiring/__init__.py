@@ -510,10 +510,10 @@ async def diagnose_host(name: str, roots: Roots, *, port: int | None, engine: st
     description = hosts.describe(host, (Path("hosts"), _config_folder() / "hosts"))
     spec = StudySpec(study="diagnose", host=hosts.resolved_host(host, description, inside), target=Target(), workload=Workload(),
                      engine=engine or description.engine, port=port or description.port)  # fmt: skip
-    return await _diagnose_live(spec, roots.runs / "diagnose", library(roots))
+    return await _diagnose_live(spec, roots.runs / "diagnose", library(roots), hosts.launch_of(description))
 
 
-async def _diagnose_live(spec: StudySpec, folder: Path, known: Library) -> Any:
+async def _diagnose_live(spec: StudySpec, folder: Path, known: Library, usual: LaunchSpec | None = None) -> Any:
     from optimizer.errors import BoxError
     from optimizer.evidence.bundle import bundle_from_files
     from optimizer.model.outcome import Failed
@@ -521,7 +521,7 @@ async def _diagnose_live(spec: StudySpec, folder: Path, known: Library) -> Any:
     from optimizer.runner.survey import survey
 
     async with opened_box(spec, folder) as box:
-        effect = await survey(box, spec)
+        effect = await survey(box, spec, usual)
         if isinstance(effect.outcome, Failed):
             raise BoxError(effect.outcome.message)
         return diagnose(bundle_from_files(effect.blobs), known)

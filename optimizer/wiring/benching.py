@@ -178,7 +178,7 @@ async def opened_bench(options: BenchOptions, roots: Roots) -> AsyncIterator[tup
     spec = StudySpec(study=name, host=hosts.resolved_host(host, description), target=wanted.target, workload=wanted.workload,
                      engine=options.engine or description.engine, port=options.port or description.port)  # fmt: skip
     async with opened_box(spec, roots.runs / name) as box:
-        adapter, launch, original = await find_target(box, spec)
+        adapter, launch, original = await find_target(box, spec, hosts.launch_of(description))
         if original is None:
             raise BoxError(f"No inference server runs on {options.host}, and bench starts none.", hint="Start it, or let a study launch it: optimize run")
         identity = adapter.identity(launch.argv, FlagTable(known=False))

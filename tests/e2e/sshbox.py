@@ -21,20 +21,21 @@ class SshBox:
     port: int
     key_file: Path
     known_hosts: Path
+    alias: str = ALIAS
 
     def __post_init__(self) -> None:
         self.client = self.box.folder / "client"
         ssh = self.client / ".ssh"
         ssh.mkdir(parents=True, mode=0o700)
         (ssh / "config").write_text(
-            f"Host {ALIAS}\n  HostName 127.0.0.1\n  Port {self.port}\n  User {self.user}\n  IdentityFile {self.key_file}\n"
+            f"Host {self.alias}\n  HostName 127.0.0.1\n  Port {self.port}\n  User {self.user}\n  IdentityFile {self.key_file}\n"
             f"  IdentitiesOnly yes\n  UserKnownHostsFile {ssh}/known_hosts\n"
         )
         (ssh / "known_hosts").write_bytes(self.known_hosts.read_bytes())
         hosts = self.box.here / "hosts"
         hosts.mkdir()
         argv = ", ".join(json.dumps(word) for word in self.box.argv)
-        (hosts / f"{ALIAS}.toml").write_text(f"launch = [{argv}]\ncwd = {json.dumps(str(self.box.home))}\n")
+        (hosts / f"{self.alias}.toml").write_text(f"launch = [{argv}]\ncwd = {json.dumps(str(self.box.home))}\n")
 
     @property
     def env(self) -> dict[str, str]:
@@ -42,8 +43,8 @@ class SshBox:
         return {"HOME": str(self.client), "PYTHONPATH": "", "PATH": "/usr/bin:/bin"}
 
     def study(self, name: str, *words: str) -> list[str]:
-        """The words of a `run` whose server is described by ``hosts/gpu-box.toml``."""
-        all_words = self.box.study(name, *words, host=ALIAS)
+        """The words of a `run` whose server is described by ``hosts/ALIAS.toml``."""
+        all_words = self.box.study(name, *words, host=self.alias)
         at = all_words.index("--launch")
         return all_words[:at] + all_words[at + 2 :]
 

@@ -35,10 +35,10 @@ class FakeBox:
         return Holder(study=self.study, coordinator_name="c", since_unix_s=0, gone=False) if self.study else None
 
 
-def find(box: FakeBox, launch: LaunchSpec | None = None) -> Any:
+def find(box: FakeBox, launch: LaunchSpec | None = None, usual: LaunchSpec | None = None) -> Any:
     spec = StudySpec(study="now", host=HostSpec(name="box", kind="local"), target=Target(), workload=Workload(), launch=launch)
     real: Any = box
-    return asyncio.run(find_target(real, spec))[2]
+    return asyncio.run(find_target(real, spec, usual))[2]
 
 
 def test_a_server_that_an_earlier_study_left_running_is_a_server_like_any_other() -> None:
@@ -62,3 +62,13 @@ def test_nothing_is_launched_beside_another_server_on_the_same_port() -> None:
     with pytest.raises(Unfit, match=r"Port 30000 .*process 77, left running by study before") as error:
         find(FakeBox(other), LaunchSpec(argv=ARGV))
     assert "--launch" in error.value.hint
+
+
+def test_of_several_the_one_that_the_box_is_described_with() -> None:
+    """Where a command only looks; with whatever options it runs today."""
+    other = server((*ARGV[:-1], "30001"), port=30001).model_copy(update={"pid": 78})
+    both = FakeBox(other, server((*ARGV, "--tp", "2")))
+    assert find(both, usual=LaunchSpec(argv=ARGV)) == both.servers[1]
+    with pytest.raises(Unfit, match="Several servers run") as several:
+        find(FakeBox(other, server((*ARGV[:-1], "30002"), port=30002).model_copy(update={"pid": 79})), usual=LaunchSpec(argv=ARGV))
+    assert "--port" in several.value.hint
