@@ -37,7 +37,7 @@ test: dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/optimize lint
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=25
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=25
 
 lint: dev
 	$(BIN)/ruff check
@@ -56,7 +56,7 @@ engines:
 	PYTHON=$(PYTHON) scripts/engines/install.sh $(ENGINES)
 
 test-slow: dev
-	$(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal --durations=25
+	$(BIN)/python -m pytest -q -m slow -n 3 --dist worksteal --durations=25
 
 # Whole studies on the four simulated boxes, one at a time: each of them measures.
 test-scenarios: dev
