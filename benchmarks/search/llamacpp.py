@@ -345,6 +345,8 @@ def main() -> None:
     if asked.command == "measure":
         measure(asked.engines.resolve(), asked.out, asked.minutes, asked.seed)
         return
+    if missing := [name for name in (TABLE, FACTS) if not (asked.folder / name).is_file()]:
+        raise SystemExit(f"{asked.folder} has no {' and no '.join(missing)}: run `python benchmarks/search/llamacpp.py measure` first, twelve quiet minutes.")
     short, long = replay(asked.folder, asked.seeds)
     print("\n".join([*short, "", *long]))
     if asked.write:
