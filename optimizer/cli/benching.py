@@ -96,7 +96,7 @@ async def _bench(options: BenchOptions, roots: Roots, values: dict[str, Any], fo
 
     with bench_view.BenchProgress(sys.stderr) as view:
         async with opened_bench(options, roots) as (first, wanted):
-            view.say(f"{first.served.name}: {wanted.workload.text}; {f'measured by {options.tool}' if options.tool else f'window {wanted.workload.window_s:g} s'}.")
+            view.say(f"{first.served.name}: {wanted.text}; {f'measured by {options.tool}' if options.tool else f'window {wanted.workload.window_s:g} s'}.")
             benches = [first]
             if values["against"]:
                 benches.append(first.against(await second_server(values["against"], options, wanted)))

@@ -24,7 +24,7 @@ def changed(state: State) -> dict[str, Any]:
 
 
 def why_set(entries: Sequence[Entry], state: State, text: str) -> dict[str, Any]:
-    """``answer``: changed, taken_back, tested or given. ``text``: ``name``, ``--flag``, ``VARIABLE``, each with or without ``=value``.
+    """``answer``: changed, taken_back, absent (kept off a command line that it never was on), tested or given. ``text``: ``name``, ``--flag``, ``VARIABLE``, each with or without ``=value``.
     Raises UsageError for a setting that the study neither changed, tested nor found on the command line."""
     name = _name(text)
     tested = [entry for entry in entries if entry.kind in _TRIED and name in (entry.body.get("changes") or {})]
@@ -38,6 +38,8 @@ def why_set(entries: Sequence[Entry], state: State, text: str) -> dict[str, Any]
     if not kept:
         return {**found, "answer": "tested" if tested else "given", "entry": tested[-1].seq if tested else None}
     promoted = _measured_one(kept)
+    if not is_refuted(state) and name not in state.given and state.baseline.values.get(name, "") is None:
+        return {**found, "answer": "absent", "entry": promoted.seq, "together": dict(promoted.body["changes"])}
     stands = name in changed(state)
     return {
         **found, "answer": "changed" if stands else "taken_back", "entry": promoted.seq, "value": promoted.body["changes"][name],

@@ -147,7 +147,8 @@ class Progress:
         self.say(f"  best      {result_text(result['best'])}")
         self.say(f"  spent     {result['launches']} launches after the baseline, {result['minutes']:.1f} minutes")
         self.say(f"  box       {what_runs(state)}")
-        self.say(f"  report    {folder / 'report.md'}; {'the best' if is_confirmed_better(state) else 'the original'} command line: {folder / 'launch.sh'}")
+        launch = f"; {'the best' if is_confirmed_better(state) else 'the original'} command line: {folder / 'launch.sh'}" if (folder / "launch.sh").exists() else ""
+        self.say(f"  report    {folder / 'report.md'}{launch}")
 
     def say(self, line: str) -> None:
         """A line above the panel."""

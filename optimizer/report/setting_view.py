@@ -14,6 +14,10 @@ def setting_text(found: Mapping[str, Any]) -> str:
     study, name = found["study"], found["setting"]
     if found["answer"] == "given":
         return f"{name}={found['given_value']} was on the original command line; this study neither changed nor tested it.\n  optimize why-not {study} {name} says why not."
+    if found["answer"] == "absent":
+        others = ", ".join(name for name in found["together"] if name != found["setting"])
+        beside = f" The change that named it (entry {found['entry']}) did its work through {others}." if others else f" (entry {found['entry']})"
+        return f"{name} is kept off the command line, and it never was on it: nothing changed by this name.{beside}"
     if found["answer"] == "tested":
         return f"{name} was tested (entry {found['entry']}) and not kept.\n  optimize why-not {study} {name} says by which measurement."
     head = f"{name} was taken off the command line" if found["value"] is None else f"{changes_text({name: found['value']})} was set"

@@ -69,6 +69,16 @@ class Asked:
     loads: tuple[float, ...]
     highest: float
 
+    @property
+    def text(self) -> str:
+        """What is offered, in words: the loads that are asked for, not the workload's own."""
+        loads, said = ", ".join(f"{load:g}" for load in self.loads), self.workload.text
+        if not loads or self.workload.arrival == "trace":
+            return said
+        if self.workload.arrival == "closed":
+            return said.replace(f"concurrency {self.workload.concurrency}", f"concurrency {loads}", 1)
+        return said.replace(f"{self.workload.rate_per_s:g} requests/s", f"{loads} requests/s", 1)
+
 
 def asked(options: BenchOptions) -> Asked:
     """Raises UsageError before anything is connected to."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from optimizer.cli import main
 from optimizer.core.closing import what_runs
 from optimizer.core.state import State, fold
 from optimizer.journal import Journal
 from optimizer.wiring import Roots
-from optimizer.wiring.asking import why_not
+from optimizer.wiring.asking import why, why_not
 from optimizer.wiring.replaying import replay_study
 
 RECORDED = Path(__file__).parents[3] / "runs" / "recorded"
@@ -66,3 +68,22 @@ def test_what_cost_a_launch_is_not_said_to_have_cost_none() -> None:
     launched, refused = (causes[f"operator-wants-graphs-for-{largest}"] for largest in (1024, 4096))
     assert (launched["status"], launched["why_untested"]) == ("stale", "")
     assert refused["why_untested"].startswith("refused at entry 20: mem_fraction_static 0.9 -> 0.989 leaves")
+
+
+@pytest.mark.parametrize("study", sorted(KEPT))
+def test_it_is_reported_in_every_form(study: str, tmp_path: Path) -> None:
+    """Also where settings of the command line were refused, which belong to no cause."""
+    for form in ("html", "md", "json", "csv"):
+        done = CliRunner().invoke(main, ["--runs", str(RECORDED), "report", study, "--format", form, "--output", str(tmp_path / form)])
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / form).stat().st_size > 200
+    if study == "h200-7b-placebo":
+        assert "num_continuous_decode_steps: No code reads it" in (tmp_path / "html").read_text(encoding="utf-8")
+
+
+def test_a_name_that_was_never_on_the_command_line_is_not_said_to_have_been_taken_off_or_back() -> None:
+    for study in ("h200-7b-eager", "h200-7b-killed"):
+        answer = why(study, "disable_decode_cuda_graph", ROOTS)
+        assert answer["answer"] == "absent" and "never was on it" in answer["text"] and "taken" not in answer["text"]
+        assert "disable_cuda_graph" in answer["text"]
+        assert why(study, "disable_cuda_graph", ROOTS)["answer"] == "changed"
