@@ -25,6 +25,7 @@ class Group(click.Group):
     """Turns the project's own errors into one clear message and the exit code of their branch."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        words = (*ctx.args, *getattr(ctx, "_protected_args", ()))  # click takes them away
         try:
             return super().invoke(ctx)
         except OptimizerError as error:
@@ -34,6 +35,10 @@ class Group(click.Group):
             if error.hint:
                 say(error.hint, err=True)
             sys.exit(error.exit_code)
+        except click.ClickException as error:  # of the command line itself: click says it on stderr and ends with 2
+            if ctx.params.get("as_json") or (ctx.obj or {}).get("json") or "--json" in words:
+                click.echo(json.dumps({"error": {"kind": "UsageError", "message": error.format_message(), "hint": "--help lists commands and options."}}))
+            raise
         except KeyboardInterrupt:
             click.echo("optimize: interrupted", err=True)
             sys.exit(Interrupted.exit_code)

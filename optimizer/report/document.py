@@ -23,7 +23,7 @@ TAKERS = {
     "collectives": "a setting, the interconnect, or fewer GPUs per replica",
     "drafts": "a better draft model, or fewer draft steps",
     "host": "a faster host CPU, or an engine that overlaps its scheduling",
-    "kernel": "whoever writes the kernels: see the hand-over sheet",
+    "kernel": "whoever writes the kernels",
 }
 SHAPE_FACTS = (
     "gpu.name", "gpu.arch", "gpu.count", "gpu.driver", "gpu.cuda", "model.family", "model.params_total_b", "model.quantization", "model.moe_experts",

@@ -3,6 +3,7 @@ server there. Reads host descriptions; connects to nothing."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import shlex
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from optimizer.bench.traces import resolve
 from optimizer.errors import EngineError, UsageError
@@ -83,8 +84,23 @@ def describe(host: HostSpec, folders: tuple[Path, ...]) -> HostDescription:
             try:
                 return HostDescription.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
             except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError, RecursionError) as error:
-                raise UsageError(f"The host file {path} cannot be used: {error}", hint=EXAMPLE.format(host=host.name)) from error
+                raise UsageError(f"The host file {path} cannot be used: {_faults(error, HostDescription)}", hint=EXAMPLE.format(host=host.name)) from error
     return HostDescription()
+
+
+def _faults(error: Exception, model: type[BaseModel]) -> str:
+    """What is wrong with each field, in a reader's words; of a name that is no field, the one that it resembles."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    said = []
+    for fault in error.errors(include_url=False):
+        name = ".".join(str(part) for part in fault["loc"]) or "the file"
+        if fault["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(str(fault["loc"][-1]), list(model.model_fields), n=1)
+            said.append(f"{name} is no field" + (f", did you mean {close[0]}?" if close else ""))
+        else:
+            said.append(f"{name}: {fault['msg'].removeprefix('Value error, ')}")
+    return "; ".join(said)
 
 
 def parse_launch(text: str) -> LaunchSpec:
@@ -178,7 +194,7 @@ def read_workload(path: Path, base: Workload) -> Workload:
         raise UsageError(f"The workload file {path} cannot be used: {error.message}", hint=error.hint) from error
     except (OSError, ValueError, ValidationError, RecursionError) as error:
         fields = ", ".join(Workload.model_fields)
-        raise UsageError(f"The workload file {path} cannot be used: {error}", hint=f"Fields: {fields}.") from error
+        raise UsageError(f"The workload file {path} cannot be used: {_faults(error, Workload)}", hint=f"Fields: {fields}.") from error
 
 
 def resolved_host(host: HostSpec, description: HostDescription, inside: str | None = None) -> HostSpec:

@@ -26,7 +26,7 @@ from optimizer.core.plan import Plan
 from optimizer.core.prior import extended
 from optimizer.core.state import State, fold
 from optimizer.engines.registry import engine
-from optimizer.errors import JournalError, KnowledgeChanged, KnowledgeError, UsageError
+from optimizer.errors import JournalError, KnowledgeChanged, KnowledgeError, OptimizerError, UsageError
 from optimizer.journal import Holder, Journal, Place
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.load import find_knowledge, read_files
@@ -123,13 +123,24 @@ class Prepared:
 
 
 def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_roots: Roots | None = None) -> Prepared:
-    """Resolve the options into the pinned spec. Raises UsageError before anything is touched. ``prior_roots``: where earlier studies
-    lie, if not under ``roots``."""
+    """Resolve the options into the pinned spec. Raises UsageError before anything is touched, and leaves nothing then. ``prior_roots``:
+    where earlier studies lie, if not under ``roots``."""
+    named = replace(options, study=secrets.token_hex(3)) if options.study is None else options
+    if not _STUDY.fullmatch(str(named.study)) or (roots.runs / str(named.study)).exists():
+        return _prepare(named, roots, need_target, prior_roots)
+    try:
+        return _prepare(named, roots, need_target, prior_roots)
+    except OptimizerError:
+        with _gone_unless_opened(roots.runs / str(named.study)):
+            raise
+
+
+def _prepare(options: Options, roots: Roots, need_target: bool, prior_roots: Roots | None) -> Prepared:
     _check_numbers(options)
     if options.engine is not None:
         engine(options.engine)
     host = hosts.parse_host(options.host)
-    study = options.study if options.study is not None else secrets.token_hex(3)
+    study = str(options.study)
     if not _STUDY.fullmatch(study) or study in ("recorded", "diagnose", "restore"):
         raise UsageError(
             f"{study!r} cannot be the name of a study.",

@@ -122,6 +122,27 @@ def test_workload_files(here: Path, name: str, content: str) -> None:
     assert not (here / "runs").exists()
 
 
+def test_a_name_that_is_no_field_is_told_the_one_it_resembles(here: Path) -> None:
+    (here / "w.json").write_text('{"concurency": 3, "prompt_tokens": -4}')
+    result = run("--launch", LAUNCH, "--workload", "w.json")
+    refused(result, 2, "concurency is no field, did you mean concurrency?", "prompt_tokens: Input should be greater")
+    assert "pydantic" not in result.output
+
+
+@pytest.mark.parametrize("words", [("--target", "fast"), ("--target", "1000tps@16", "--engine", "nope"), ("--target", "1000tps@16", "--launches", "1")])
+def test_a_refused_study_on_a_simulated_box_leaves_no_box(here: Path, words: tuple[str, ...]) -> None:
+    refused(call("run", "--host", "sim:h200-7b", "--yes", *words), 2)
+    assert list((here / "runs").glob("*")) == []
+
+
+@pytest.mark.parametrize("words", [("--json", "run", "--target", "1000tps"), ("--json", "jurnal"), ("run", "--json", "--no-such"), ("run", "--host", "box", "--budget", "x", "--json")])
+def test_a_command_line_that_is_not_understood_is_a_document_too(here: Path, words: tuple[str, ...]) -> None:
+    result = call(*words)
+    assert result.exit_code == 2
+    error = json.loads(result.stdout)["error"]
+    assert error["message"] and error["hint"] and error["kind"] == "UsageError"
+
+
 @pytest.mark.parametrize("content", ["launch = ", "lunch = 'x'", "launch = 3", "launch = \"'\"", "port = 'x'", "env = {A = 1}", "\x00", "launch = ['a', 1]"])
 def test_host_files(here: Path, content: str) -> None:
     (here / "hosts").mkdir()

@@ -34,6 +34,7 @@ def test_steps_as_document_csv_and_plot(null_server: Any, tmp_path: Path) -> Non
     files = {name: tmp_path / f"o.{name}" for name in ("csv", "svg", "json")}
     result = bench(url, *SHORT, "--concurrency", "1,4", "--csv", str(files["csv"]), "--plot", str(files["svg"]), "--out", str(files["json"]), "--json")
     found = document(result)
+    assert "concurrency 1, 4, 32 prompt tokens" in result.stderr
     assert [point["load"] for point in found["points"]] == [1, 4]
     assert found["points"][1]["metrics"]["output_tokens_per_s"] == pytest.approx(4 * 16 / 0.075, rel=0.15)
     assert json.loads(files["json"].read_text()) == found
