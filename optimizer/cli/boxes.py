@@ -71,7 +71,7 @@ def restore(ctx: click.Context, host: str, inside: str | None, as_json: bool) ->
 @click.command()
 @click.option("--host", required=True, help="An SSH alias, `localhost`, or `sim:NAME`.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Which running server, where there are several.")
-@click.option("--engine", help="sglang or vllm; found by itself otherwise.")
+@click.option("--engine", help="sglang, vllm or llamacpp; found by itself otherwise.")
 @click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'.")
 @click.option("--launch", help="How the server would be started, if it does not run.")
 @json_option

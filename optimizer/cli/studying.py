@@ -34,7 +34,7 @@ def study_options(command: Any) -> Any:
                      help="An SSH alias, `localhost`, or `sim:NAME` for a simulated box. Given again: further boxes of the same class that share the study."),
         click.option("--target", multiple=True, help="1000tps, 1000tps@16, ttft.p99<500ms; combine with commas or by repeating."),
         click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'."),
-        click.option("--engine", type=str, help="sglang or vllm; found by itself otherwise."),
+        click.option("--engine", type=str, help="sglang, vllm or llamacpp; found by itself otherwise."),
         click.option("--launch", help="How the server is started: a command in quotes, or a JSON file with argv and env."),
         click.option("--port", type=click.IntRange(1, 65535), help="Which running server, where there are several."),
         click.option("--workload", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="TOML or JSON file describing the load."),

@@ -145,7 +145,7 @@ class Progress:
         self.say(f"{PLAIN_ENDINGS.get(result['ending'], result['ending']).capitalize()}. {result['reason']}")
         self.say(f"  baseline  {result_text(result['baseline'])}")
         self.say(f"  best      {result_text(result['best'])}")
-        self.say(f"  spent     {result['launches']} launches after the baseline, {result['minutes']:.1f} minutes")
+        self.say(f"  spent     {result['launches']} launch{'es' * (result['launches'] != 1)} after the baseline, {result['minutes']:.1f} minutes")
         self.say(f"  box       {what_runs(state)}")
         launch = f"; {'the best' if is_confirmed_better(state) else 'the original'} command line: {folder / 'launch.sh'}" if (folder / "launch.sh").exists() else ""
         self.say(f"  report    {folder / 'report.md'}{launch}")
@@ -247,7 +247,7 @@ def budget_text(state: State, pace: float | None) -> str:
     assert state.spec is not None
     budget, used = state.spec.budget, state.launches_baseline + state.launches_after
     left, minutes_left = max(0, budget.launches - used), max(0.0, budget.minutes - state.minutes)
-    text = f"{used} launches spent, {left} left; {state.minutes:.1f} min spent, {minutes_left:.1f} left"
+    text = f"{used} launch{'es' * (used != 1)} spent, {left} left; {state.minutes:.1f} min spent, {minutes_left:.1f} left"
     if pace:
         text += f"; about {min(left, int(minutes_left / pace))} more fit at {pace:.1f} min each"
     return text

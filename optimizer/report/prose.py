@@ -258,7 +258,7 @@ def _note(body: Mapping[str, Any]) -> str:
 def _closed(body: Mapping[str, Any]) -> str:
     return (
         f"Closed: {body['ending'].replace('_', ' ')}. {body['reason']} Baseline {result_text(body['baseline'])}, best "
-        f"{result_text(body['best'])}, {body['launches']} launches after the baseline, {body['minutes']:.1f} minutes."
+        f"{result_text(body['best'])}, {body['launches']} launch{'es' * (body['launches'] != 1)} after the baseline, {body['minutes']:.1f} minutes."
     )
 
 

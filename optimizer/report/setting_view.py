@@ -36,7 +36,7 @@ def setting_text(found: Mapping[str, Any]) -> str:
     if not found["measured"] or found["measured"]["entry"] > found["entry"]:  # the reason of the day, not what was learned later
         lines.append(f"  kept       {found['kept_because']} (entry {found['entry']})")
     if found["together"]:
-        lines.append(f"  together   in one launch with {changes_text(found['together'])}; the ratio is of all of it")
+        lines.append(f"  together   in one launch: {changes_text(found['together'])}; the ratio is of all of it")
     for flip in found["flips"]:
         lines.append(f"  the start  {flip['fact']} {flip['before']} -> {flip['after']} (entry {flip['entry']})")
     if found["result"]:
