@@ -4,12 +4,27 @@ asyncssh server in this process or a real sshd."""
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.fastbox import Done, FastBox
+from tests.unit.transport.conftest import Server
 
 ALIAS = "gpu-box"
+
+
+@asynccontextmanager
+async def ssh_server(box: FastBox) -> AsyncIterator[Server]:
+    """An SSH server in this process whose logins are the fast box's."""
+    folder = box.folder / "asyncssh"
+    folder.mkdir()
+    one = Server(folder)
+    one.env = dict(box.env)
+    await one.start()
+    yield one
+    await one.stop()
 
 
 @dataclass

@@ -11,8 +11,7 @@ import pytest
 
 from tests.contract.test_docs import SHORT, commands
 from tests.e2e.fastbox import TARGET, FastBox, check_ledger
-from tests.e2e.sshbox import SshBox
-from tests.unit.transport.conftest import Server
+from tests.e2e.sshbox import SshBox, ssh_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 BOX = list(dict.fromkeys(
@@ -22,14 +21,9 @@ BOX = list(dict.fromkeys(
 
 
 @pytest.fixture
-async def there(tmp_path: Path, box: FastBox) -> AsyncIterator[SshBox]:
-    folder = tmp_path / "asyncssh"
-    folder.mkdir()
-    one = Server(folder)
-    one.env = dict(box.env)
-    await one.start()
-    yield SshBox(box, "tester", one.port, one.key_file, one.known_hosts, alias="box")
-    await one.stop()
+async def there(box: FastBox) -> AsyncIterator[SshBox]:
+    async with ssh_server(box) as one:
+        yield SshBox(box, "tester", one.port, one.key_file, one.known_hosts, alias="box")
 
 
 def test_the_documents_speak_of_a_box() -> None:

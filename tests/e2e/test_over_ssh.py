@@ -13,7 +13,7 @@ import asyncssh
 import pytest
 
 from tests.e2e.fastbox import FastBox, check_ledger, entries, listening
-from tests.e2e.sshbox import ALIAS, SshBox
+from tests.e2e.sshbox import ALIAS, SshBox, ssh_server
 from tests.ssh.conftest import SSHD, Sshd
 from tests.unit.transport.conftest import Server
 
@@ -22,15 +22,9 @@ PROMOTED = [{"disable_cuda_graph": None, "disable_decode_cuda_graph": None}]
 
 
 @pytest.fixture
-async def server(tmp_path: Path, box: FastBox) -> AsyncIterator[Server]:
-    """An SSH server in this process whose logins are the fast box's."""
-    folder = tmp_path / "asyncssh"
-    folder.mkdir()
-    one = Server(folder)
-    one.env = dict(box.env)
-    await one.start()
-    yield one
-    await one.stop()
+async def server(box: FastBox) -> AsyncIterator[Server]:
+    async with ssh_server(box) as one:
+        yield one
 
 
 @pytest.fixture

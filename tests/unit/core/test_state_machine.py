@@ -91,17 +91,21 @@ def test_an_undecided_candidate_that_meets_the_target_goes_straight_to_its_confi
     assert verify(log.read(), lambda seq: plan).mismatches == ()
 
 
-def test_a_provisional_promotion_that_is_not_borne_out_is_rolled_back():
-    plan = replace(PLAN, playbooks=tuple(book.model_copy(update={"predicts": Prediction(ratio=(1.1, 1.5))}) for book in SURE))
+def luck_of_the_first():
+    """Rates of a box where the first launch without the flag is lucky and the others are not; a plan that expects little of it."""
     lucky = []
 
     def luck(values):
-        """The first launch without the flag is lucky, the others are not."""
         if values.get("disable_cuda_graph"):
             return 900.0
         lucky.append(1)
         return 1050.0 if len(lucky) == 1 else 905.0
 
+    return luck, replace(PLAN, playbooks=tuple(book.model_copy(update={"predicts": Prediction(ratio=(1.1, 1.5))}) for book in SURE))
+
+
+def test_a_provisional_promotion_that_is_not_borne_out_is_rolled_back():
+    luck, plan = luck_of_the_first()
     box = ModelBox(EAGER, luck, noise=0.002)
     state, _ = run(box, plan=plan)
     assert state.promoted == ()

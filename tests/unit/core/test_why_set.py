@@ -1,7 +1,6 @@
 """``journal --why SETTING``: why a setting was set, from the entries alone, on a recorded study of a real server and on boxes in memory."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ from optimizer.core.why_set import changed, why_set
 from optimizer.errors import UsageError
 from optimizer.journal import Journal
 from optimizer.model.entry import EntryKind
-from optimizer.model.playbook import Prediction
 from optimizer.report.journal_view import setting_document
 
-from .model_box import PLAN, ModelBox
-from .test_state_machine import EAGER, SURE, run
+from .model_box import ModelBox
+from .test_state_machine import EAGER, luck_of_the_first, run
 
 HISTORIES = Path(__file__).parents[2] / "histories"
 H200 = HISTORIES / "h200-7b-eager"
@@ -70,16 +68,7 @@ def test_what_was_neither_changed_nor_tested_is_an_error_that_lists_what_was(set
 
 
 def test_what_was_taken_back_says_so_and_why():
-    plan = replace(PLAN, playbooks=tuple(book.model_copy(update={"predicts": Prediction(ratio=(1.1, 1.5))}) for book in SURE))
-    lucky = []
-
-    def luck(values):
-        """The first launch without the flag is lucky, the others are not."""
-        if values.get("disable_cuda_graph"):
-            return 900.0
-        lucky.append(1)
-        return 1050.0 if len(lucky) == 1 else 905.0
-
+    luck, plan = luck_of_the_first()
     _, log = run(ModelBox(EAGER, luck, noise=0.002), plan=plan)
     found = setting_document(log.read(), "disable_cuda_graph")
     undone = next(entry for entry in log.read() if entry.kind == EntryKind.ROLLED_BACK)
