@@ -15,14 +15,14 @@ from optimizer.errors import OptimizerError
 from optimizer.evidence.argv import argv_facts, env_facts, speculation_facts
 from optimizer.evidence.exits import classify
 from optimizer.evidence.found import Found
-from optimizer.evidence.lines import Piece, iter_lines
+from optimizer.evidence.lines import Piece
 from optimizer.evidence.literal import arguments, literal
-from optimizer.evidence.nccl_log import NcclLog
 from optimizer.evidence.prometheus import metrics_facts, parse_metrics, series_facts
 from optimizer.evidence.server_info import sglang_info_facts, vllm_info_facts
 from optimizer.evidence.sglang_args import kv_dtype, quantization, setting_facts
 from optimizer.evidence.sglang_log import SglangLog
 from optimizer.evidence.vllm_log import VllmLog
+from tests.parsers import nccl
 
 TESTS = Path(__file__).parents[1]
 SHARED = TESTS.parents[1] / "shared"
@@ -47,13 +47,6 @@ def vllm(data: bytes) -> None:
     log = VllmLog()
     log.feed([Piece(data), Piece(data[::-1], len(data), None)])
     log.finish([1, 8]).evidence()
-
-
-def nccl(data: bytes) -> None:
-    log = NcclLog(Found("x"))
-    for line in iter_lines([Piece(data)]):
-        log.line(line)
-    log.finish()
 
 
 def exits(data: bytes) -> None:
