@@ -23,193 +23,189 @@
     └── Interrupted               130   the user asked to stop; the box is clean
         └── GaveUp                130   a question was left without an answer; nothing was changed
 
-Every message says what happened, why it matters and what to do next. Each class says the same in general: its docstring is the
-meaning and, after "To do:", the remedy (inherited where there is none). docs/errors.md is made from them.
+Every error that is shown says what happened, why it matters and what to do next. Whoever raises one says the first, and the others
+where it knows more than its class: ``matters`` and ``todo`` (inherited) stand in. docs/errors.md is made from the classes.
 """
+
+from typing import ClassVar
 
 
 class OptimizerError(Exception):
     """A bug, or something that no other class names. ``retryable`` tells whether the same call may succeed later without
-    anybody's help.
+    anybody's help. ``why``: why it matters, and ``hint``: what to do, where the raiser knows better than the class."""
 
-    To do: report it, with the command, the message and the study's `log.jsonl`.
-    """
+    exit_code: ClassVar[int] = 1
+    retryable: bool = False
+    matters: ClassVar[str] = "What the command was to do is not done."
+    todo: ClassVar[str] = "Report it, with the command, the message and the study's `log.jsonl`."
 
-    exit_code = 1
-    retryable = False
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, why: str = "", hint: str = "") -> None:
         super().__init__(message)
         self.message = message
+        self.why = why
         self.hint = hint
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """What happened, why it matters, what to do next: none is empty."""
+        return self.message, self.why or self.matters, self.hint or self.todo
+
 
 class UsageError(OptimizerError):
-    """The command line, a target, a workload or a host file says something that cannot be done. Nothing was started.
-
-    To do: correct it as the message says; `optimize COMMAND --help` lists what is accepted.
-    """
+    """The command line, a target, a workload or a host file says something that cannot be done."""
 
     exit_code = 2
+    matters = "Nothing was started or changed."
+    todo = "Correct it as the message says; `optimize COMMAND --help` lists what is accepted."
 
 
 class KnowledgeError(OptimizerError):
-    """A knowledge file is wrong; the message starts with ``file:line:``.
-
-    To do: correct the file at that line; `optimize lint` finds all such places at once.
-    """
+    """A knowledge file is wrong; the message starts with ``file:line:``."""
 
     exit_code = 2
+    matters = "Decisions rest on these files, so nothing is decided with a wrong one."
+    todo = "Correct the file at that line; `optimize lint` finds all such places at once."
 
 
 class EvidenceError(OptimizerError):
-    """A bundle of evidence, a case file or a table cannot be read, so nothing can be concluded from it.
-
-    To do: give a folder with `server.log` (and `metrics.txt`, `help.txt`, `bench.json`), or correct the file that is named.
-    """
+    """A bundle of evidence, a case file or a table cannot be read."""
 
     exit_code = 2
+    matters = "Nothing can be concluded from what cannot be read."
+    todo = "Give a folder with `server.log` (and `metrics.txt`, `help.txt`, `bench.json`), or correct the file that is named."
 
 
 class EngineError(OptimizerError):
-    """This engine build has no such setting or flag, or an adapter is broken. A launch with it would fail or mean something else.
-
-    To do: leave the setting away, spell it as this build's `--help` does, or repair the adapter.
-    """
+    """This engine build has no such setting or flag, or an adapter is broken."""
 
     exit_code = 2
+    matters = "A launch with it would fail, or measure something else than was meant."
+    todo = "Leave the setting away, spell it as this build's `--help` does, or repair the adapter."
 
 
 class BoxError(OptimizerError):
-    """The box cannot be reached, or is not fit for a study; what had been begun on it stands in the journal.
-
-    To do: `optimize doctor --host HOST` says what would go wrong, and how to mend it.
-    """
+    """The box cannot be reached, or is not fit for a study."""
 
     exit_code = 4
+    matters = "Without the box nothing can be measured; what had been begun on it stands in the journal."
+    todo = "`optimize doctor --host HOST` says what would go wrong, and how to mend it."
 
 
 class HostUnknown(BoxError):
-    """The name does not resolve, nobody answers, or SSH connections are refused.
+    """The name does not resolve, nobody answers, or SSH connections are refused."""
 
-    To do: make `ssh HOST true` work, then repeat the command.
-    """
+    matters = "Nothing was done there."
+    todo = "Make `ssh HOST true` work, then repeat the command."
 
 
 class HostKeyChanged(BoxError):
-    """Your known hosts do not vouch for the machine that answered: it is new to you, or it is another one. Nothing was sent.
+    """Your known hosts do not vouch for the machine that answered: it is new to you, or it is another one."""
 
-    To do: connect once with `ssh HOST` and compare the fingerprint; if it changed for a reason, `ssh-keygen -R HOST` first.
-    """
+    matters = "It may be another machine than yours, so nothing was sent."
+    todo = "Connect once with `ssh HOST` and compare the fingerprint; if it changed for a reason, `ssh-keygen -R HOST` first."
 
 
 class AuthRefused(BoxError):
-    """The box accepted none of your SSH keys. Passwords are never asked for.
+    """The box accepted none of your SSH keys."""
 
-    To do: load the key into your agent (`ssh-add`), or name it as IdentityFile in `~/.ssh/config`.
-    """
+    matters = "Nothing was done there; passwords are never asked for."
+    todo = "Load the key into your agent (`ssh-add`), or name it as IdentityFile in `~/.ssh/config`."
 
 
 class PythonMissing(BoxError):
-    """The box, or the container that is entered, has no usable Python 3.8 or later.
+    """The box, or the container that is entered, has no usable Python 3.8 or later."""
 
-    To do: install python3 there; its standard library is enough. With `--inside`, check the container's name.
-    """
+    matters = "What reads and guards the box is a Python program, and nothing is installed there."
+    todo = "Install python3 there; its standard library is enough. With `--inside`, check the container's name."
 
 
 class BoxBusy(BoxError):
-    """Somebody else uses the box: two at once would measure each other.
+    """Somebody else uses the box."""
 
-    To do: wait for it, or end it with `optimize stop STUDY`; stop a foreign process yourself.
-    """
+    matters = "Two at once would measure each other, so nothing was launched."
+    todo = "Wait for it, or end it with `optimize stop STUDY`; stop a foreign process yourself."
 
 
 class LinkLost(BoxError):
-    """The connection died in the middle: neither success nor failure. Only reconciliation may resolve it.
-
-    To do: `optimize resume STUDY` asks the box what happened, then goes on.
-    """
+    """The connection died in the middle: neither success nor failure. Only reconciliation may resolve it."""
 
     retryable = True
+    matters = "Whether the last step was done there is unknown until the box is asked; nothing is guessed."
+    todo = "`optimize resume STUDY` asks the box what happened, then goes on."
 
 
 class NeedsOperator(OptimizerError):
-    """Only a person can put this right; nothing more was changed, and nothing is tried again by itself.
-
-    To do: do what the message names, then `optimize resume STUDY`, or `optimize restore --host HOST`.
-    """
+    """Only a person can put this right."""
 
     exit_code = 5
+    matters = "The box may not be as it was, and nothing is tried again by itself."
+    todo = "Do what the message names, then `optimize resume STUDY`, or `optimize restore --host HOST`."
 
 
 class JournalError(OptimizerError):
-    """The journal of a study cannot be found, read or written. Without it no decision could be checked.
-
-    To do: check the study's name with `optimize studies`, and that its folder can be written and has room.
-    """
+    """The journal of a study cannot be found, read or written."""
 
     exit_code = 6
+    matters = "Without its journal a study can be neither checked nor continued."
+    todo = "Check the study's name with `optimize studies`, and that its folder can be written and has room."
 
 
 class JournalTooNew(JournalError):
-    """The journal was written by a newer release, whose entries this one would misread.
+    """The journal was written by a newer release."""
 
-    To do: use the release that wrote it, or a later one.
-    """
+    matters = "This release would misread the entries of that one."
+    todo = "Use the release that wrote it, or a later one."
 
 
 class AnotherWriter(JournalError):
-    """Another process drives this study. Two writers would break its record; nothing was written.
+    """Another process drives this study."""
 
-    To do: wait for the other process, or end it with `optimize stop STUDY`; then `optimize resume STUDY`.
-    """
+    matters = "Two writers would break the study's record, so nothing was written."
+    todo = "Wait for the other process, or end it with `optimize stop STUDY`; then `optimize resume STUDY`."
 
 
 class JournalCorrupt(JournalError):
-    """The journal's hash chain is broken, an entry is missing, or the file is no journal. What follows cannot be trusted.
+    """The journal's hash chain is broken, an entry is missing, or the file is no journal."""
 
-    To do: restore the study's folder from a copy; `optimize restore --host HOST` needs no journal.
-    """
+    matters = "What follows cannot be trusted, so no decision is made from it."
+    todo = "Restore the study's folder from a copy; `optimize restore --host HOST` needs no journal."
 
 
 class StoreLost(JournalError):
-    """The database that keeps the journal cannot be reached, or the connection to it died and did not come back. What was
-    committed is there; without it nothing more was done.
-
-    To do: when the database answers again, `optimize resume STUDY`: it reads back what was committed and goes on.
-    """
+    """The database that keeps the journal cannot be reached, or the connection to it died and did not come back."""
 
     retryable = True
+    matters = "What was committed is there; without the database nothing more was done."
+    todo = "When the database answers again, `optimize resume STUDY`: it reads back what was committed and goes on."
 
 
 class KnowledgeChanged(JournalError):
-    """Playbooks or spaces differ from those that the study was opened with, so that its decisions would not be comparable.
+    """Playbooks or spaces differ from those that the study was opened with."""
 
-    To do: put the files back, or `optimize resume STUDY --adopt-knowledge`.
-    """
+    matters = "Decisions from here on could not be compared with those before."
+    todo = "Put the files back, or `optimize resume STUDY --adopt-knowledge`."
 
 
 class NondeterminismError(JournalError):
-    """A recomputed decision differs from the recorded one: this release decides otherwise, or there is a bug.
+    """A recomputed decision differs from the recorded one."""
 
-    To do: replay with the release that made the study; if it is the same one, report it with the study's folder.
-    """
+    matters = "The record then does not explain the decisions: this release decides otherwise, or there is a bug."
+    todo = "Replay with the release that made the study; if it is the same one, report it with the study's folder."
 
 
 class Interrupted(OptimizerError):
-    """You asked to stop. The study is closed and the box is as it was.
-
-    To do: nothing; start another study when you like.
-    """
+    """You asked to stop."""
 
     exit_code = 130
+    matters = "The study is closed and the box is as it was."
+    todo = "Nothing; start another study when you like."
 
 
 class GaveUp(Interrupted):
-    """A question was left without an answer. No study was opened and nothing was changed.
+    """A question was left without an answer."""
 
-    To do: repeat the command; with `--yes` and the options that `optimize run --help` lists, nothing is asked.
-    """
+    matters = "No study was opened and nothing was changed."
+    todo = "Repeat the command; with `--yes` and the options that `optimize run --help` lists, nothing is asked."

@@ -61,7 +61,7 @@ def build_job(
     """
     if not time_scale > 0:
         raise UsageError(
-            f"A time scale of {time_scale} makes no sense: it must be greater than 0.", hint="Real servers use 1."
+            f"A time scale of {time_scale} makes no sense: it must be greater than 0.", hint="Real servers use 1; --time-scale is for simulated boxes."
         )
     job: dict[str, Any] = {
         "base_url": base_url,
@@ -126,7 +126,8 @@ def summarise(lines: Iterable[bytes], workload: Workload, concurrency: int) -> L
             summary = value
         elif kind == "refused":
             raise UsageError(
-                f"The load generator refused its job: {value.get('why')}. Nothing was measured.",
+                f"The load generator refused its job: {value.get('why')}.",
+                why="Nothing was measured.",
                 hint="Check the server's address, the workload and the name of the API key's environment variable.",
             )
     if summary is None:

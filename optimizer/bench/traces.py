@@ -85,7 +85,7 @@ def parse_trace(text: str, name: str, *, speed: float = 1.0, from_s: float = 0.0
         if len(rows) >= most:
             break
     if len(rows) < 2:
-        raise UsageError(f"The trace {name} holds {len(rows)} usable requests.", hint="At least two are needed to have a rate.")
+        raise UsageError(f"The trace {name} holds {len(rows)} usable requests.", why="At least two are needed to have a rate.", hint="Give a longer trace, or begin earlier (trace_from_s).")
     return tuple(sorted(rows, key=lambda row: row.at_s))
 
 

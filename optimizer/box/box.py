@@ -116,7 +116,7 @@ class Box:
             )
         raise LinkLost(
             f"The connection to {self.name} was lost during `{operation}`; what happened on the box is unknown. {said}".strip(),
-            hint="Nothing is lost: `optimize resume` looks at the box and goes on from there.",
+            hint="`optimize resume` looks at the box and goes on from there.",
         )
 
     # --- looking (writes nothing on the box) ---
@@ -390,7 +390,8 @@ class Box:
             if not seen["alive"] or loop.time() > end:
                 how = "ended again" if not seen["alive"] else "does not listen"
                 raise NeedsOperator(
-                    f"Process {begun['pid']} of the original deployment on {self.name} was started and {how}.", hint="Its log on the box says why."
+                    f"Process {begun['pid']} of the original deployment on {self.name} was started and {how}.",
+                    why="The deployment that ran before is not whole, and nothing more is tried by itself.", hint="Its log on the box says why; then `optimize restore --host …` again."
                 )
             await asyncio.sleep(1.0)
 

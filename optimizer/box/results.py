@@ -8,27 +8,37 @@ from optimizer.model.base import FiniteFloat, Frozen
 
 
 class ShimRefused(BoxError):
-    """The box did not do it, on purpose or because it cannot; nothing else happened. ``kind`` is one of the shim's
+    """The box did not do it, on purpose or because it cannot. ``kind`` is one of the shim's
     words: exec_failed, unreadable, unwritable, disk_full, secret_missing, supervised, foreign_user, original_gone,
     not_secured, guard_gone, guard_failed, guard_alive, still_running, restarted, no_original, deadline, lock_busy,
     os_error, bad_request, internal, python_too_old."""
 
-    def __init__(self, kind: str, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
+    matters = "That step was not done on the box, and nothing else happened."
+
+    def __init__(self, kind: str, message: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(message, why=why, hint=hint)
         self.kind = kind
         self.retryable = kind in ("lock_busy", "deadline", "guard_failed")  # the box was slow; everything else stays as it is
 
 
 class PortTaken(BoxBusy):
-    """A listener that is not ours holds the port; nothing was launched."""
+    """A listener that is not ours holds the port."""
+
+    matters = "What answers there would be measured in our server's place, so nothing was launched."
+    todo = "Stop what listens there yourself (`ss -ltnp` names it), or give the server another port."
 
 
 class BoxLocked(BoxBusy):
     """Another study holds the box."""
 
+    todo = "Wait for it, or end it where it was started: `optimize stop STUDY`; `optimize restore --host HOST` if it is lost."
+
 
 class GuardFired(BoxError):
-    """The guard took the box back; the coordinator has to secure it again under a higher epoch."""
+    """The guard took the box back: it had heard nothing from this side for too long, or somebody restored the box by hand."""
+
+    matters = "What ran before the study runs again, so that nothing of this study can be measured there any more."
+    todo = "Start a new study when you like; a longer `--guard-minutes` bears a worse connection."
 
 
 class Hello(Frozen):

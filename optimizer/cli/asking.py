@@ -16,9 +16,10 @@ def why(ctx: click.Context, study: str, what: str, as_json: bool) -> None:
     """Why entry SEQ of a study is there, or why SETTING was set: everything that led to it, down to the log line.
 
     `optimize journal STUDY` shows the numbers."""
+    from optimizer.report.journal_view import asked_why
     from optimizer.wiring.asking import why as answer
 
-    found = answer(study, int(what) if what.isdecimal() else what, roots_of(ctx))
+    found = answer(study, asked_why(what), roots_of(ctx))
     if wants_json(ctx, as_json):
         print_json(found)
     else:

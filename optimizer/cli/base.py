@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.errors import Interrupted, OptimizerError
+from optimizer.errors import Interrupted, OptimizerError, UsageError
 from optimizer.redact import printable
 
 if TYPE_CHECKING:
@@ -30,15 +31,17 @@ class Group(click.Group):
             return super().invoke(ctx)
         except OptimizerError as error:
             if ctx.params.get("as_json") or (ctx.obj or {}).get("json"):
-                click.echo(json.dumps({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}))
-            say(f"optimize: {error.message}", err=True)
-            if error.hint:
-                say(error.hint, err=True)
+                message, why, hint = error.parts
+                click.echo(json.dumps({"error": {"kind": type(error).__name__, "message": message, "why": why, "hint": hint}}))
+            say("optimize: " + "\n".join(error.parts), err=True)
             sys.exit(error.exit_code)
         except click.ClickException as error:  # of the command line itself: click says it on stderr and ends with 2
             if ctx.params.get("as_json") or (ctx.obj or {}).get("json") or "--json" in words:
-                click.echo(json.dumps({"error": {"kind": "UsageError", "message": error.format_message(), "hint": "--help lists commands and options."}}))
-            raise
+                told = {"message": error.format_message(), "why": UsageError.matters, "hint": "--help lists commands and options."}
+                click.echo(json.dumps({"error": {"kind": "UsageError", **told}}))
+            error.show()
+            say(UsageError.matters, err=True)
+            sys.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("optimize: interrupted", err=True)
             sys.exit(Interrupted.exit_code)
@@ -49,6 +52,11 @@ def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
     known = ctx.ensure_object(dict)
     known["json"] = known.get("json", False) or value
     return value
+
+
+def columns() -> int | None:
+    """Of the terminal that a command prints to; None where it prints to a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def json_option(command: Any) -> Any:

@@ -68,7 +68,7 @@ def bench(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
         raise UsageError(f"The plot {plot_file.name} must end in .svg or .html.")
     for path in (values["csv_file"], plot_file, values["out"], *(path for _, path in values["exports"])):
         if path is not None and not os.access(path.parent, os.W_OK):
-            raise UsageError(f"{path} cannot be written: there is no such folder, or it is closed to this user.", hint="Nothing was measured.")
+            raise UsageError(f"{path} cannot be written: there is no such folder, or it is closed to this user.", why="The result would be lost, so nothing was measured.", hint="Name a file in a folder that is there and can be written.")
     if any(name == "aiperf" for name, _ in values["exports"]) and (values["knee"] or "," in f"{values['concurrency']}{values['rate']}"):
         raise UsageError("A result file of aiperf holds one load.", hint="Give one --concurrency or --rate, or another form.")
     if values["against"] and values["knee"]:

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.base import columns, json_option, print_json, roots_of, say, wants_json
 
 
 @click.command()
@@ -86,5 +86,5 @@ def doctor(ctx: click.Context, host: str, port: int | None, engine: str | None, 
     if wants_json(ctx, as_json):
         print_json(found)
     else:
-        say(doctor_text(found))
+        say(doctor_text(found, columns()))
     sys.exit(4 if found["verdict"] == "problem" else 0)

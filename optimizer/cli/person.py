@@ -29,7 +29,7 @@ def asked(options: Options, roots: Roots) -> Options:
     try:
         whole = completed(options, roots, Terminal())
     except (click.Abort, KeyboardInterrupt) as error:
-        raise GaveUp("No answer; nothing was changed.", hint="With --yes and the options of `optimize run --help` nothing is asked.") from error
+        raise GaveUp("No answer was given.", hint="With --yes and the options of `optimize run --help` nothing is asked.") from error
     if whole != options:
         say(f"The same without questions: {command_of(whole)}", err=True)
     return whole

@@ -17,10 +17,10 @@ from optimizer.cli.base import json_option, print_json, roots_of, say, wants_jso
 @click.pass_context
 def journal(ctx: click.Context, study: str, why: str | None, hypothesis: str | None, follow: bool, everything: bool, as_json: bool) -> None:
     """Tell the story of a study: what was decided, on which evidence."""
-    from optimizer.report.journal_view import follow_journal, journal_document, journal_text
+    from optimizer.report.journal_view import asked_why, follow_journal, journal_document, journal_text
 
     folder = roots_of(ctx).named(study)
-    asked = int(why) if why is not None and why.isdecimal() else why
+    asked = asked_why(why) if why is not None else None
     if wants_json(ctx, as_json):
         print_json(journal_document(folder, why=asked, hypothesis=hypothesis))
     elif follow:

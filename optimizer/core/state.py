@@ -291,7 +291,7 @@ def apply(state: State, entry: Entry) -> State:
         folded: State = boxes.folded(state, entry, handler) if state.boxes else handler(state, entry)
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # pydantic's error is a ValueError
         raise JournalCorrupt(f"Entry {entry.seq} ({entry.kind}) does not have the fields that this kind has: {type(error).__name__}: {str(error)[:300]}",
-                             hint="The file was edited, or written by another program; nothing was changed.") from error  # fmt: skip
+                             why="The file was edited, or written by another program: what it says cannot be trusted.") from error  # fmt: skip
     return replace(folded, seq=entry.seq, last_hash=entry.hash)
 
 

@@ -241,7 +241,7 @@ class Engine(ABC):
         if self.model_param in changes and self.positional_model and parsed.positionals:
             raise EngineError(
                 f"The model is given without a flag ({original_argv[parsed.positionals[0]]!r}) and is not changed.",
-                hint="Measurements of two models do not compare; start another study for the other model.",
+                why="Measurements of two models do not compare.", hint="Start another study for the other model.",
             )
         if port is not None and not same(now.get("port"), port):
             changes["port"] = port
@@ -249,7 +249,7 @@ class Engine(ABC):
             if not re.fullmatch(self.quirks.name_pattern, served_name):
                 raise EngineError(
                     f"{self.name} cannot serve a model under the name {served_name!r}.",
-                    hint=f"A served name must match {self.quirks.name_pattern}.",
+                    why="The server would refuse to start.", hint=f"Give a name that matches {self.quirks.name_pattern}.",
                 )
             changes["served_model_name"] = served_name
         return Command(

@@ -4,6 +4,7 @@ variable that has to be given, never guessed."""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -108,6 +109,7 @@ def compose_file(command: Command, deployment: Deployment) -> str:
     """A compose file. ``$`` is doubled, as compose substitutes it."""
     environment, _, secret = _split(command.env, portable=True)
     words, _ = words_of(_in_image(command.argv, deployment))
+    address = _published_on(deployment)
     said = {name: value.replace("$", "$$") for name, value in environment.items()}
     said |= {name: f"${{{name}:?set {name}}}" for name in secret}
     service: dict[str, Any] = {
@@ -115,7 +117,7 @@ def compose_file(command: Command, deployment: Deployment) -> str:
         # Not `command`: that would be added to an image's own entry point, and the engines' images have one.
         "entrypoint": [word.text.replace("$", "$$") + (f"${{{word.variable}:?set {word.variable}}}" if word.variable else "") for word in words],
         "environment": said,
-        "ports": [f"{deployment.port}:{deployment.port}"],
+        "ports": [f"{f'[{address}]' if ':' in address else address}:{deployment.port}:{deployment.port}"],
         "ipc": "host",
         "ulimits": {"memlock": -1, "nofile": 65536},
         "restart": "unless-stopped",
@@ -130,7 +132,17 @@ def compose_file(command: Command, deployment: Deployment) -> str:
     if deployment.gpus:
         device = {"driver": "nvidia", "count": deployment.gpus, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-    return "\n".join(_comments(deployment)) + "\n" + _yaml({"services": {"server": service}})
+    reach = "only this machine reaches it; for others, write the address of their network there" if address in _LOOPBACK else "as --host of the measured command line"
+    return "\n".join([*_comments(deployment), f"# ports: published on {address}, {reach}."]) + "\n" + _yaml({"services": {"server": service}})
+
+
+def _published_on(deployment: Deployment) -> str:
+    """The address that the command line listens on, else the loopback: without one docker publishes on every interface, past most
+    firewalls, and who could not reach the server would reach the container."""
+    try:
+        return str(ipaddress.ip_address(deployment.listens_on))
+    except ValueError:
+        return "127.0.0.1"
 
 
 def kubernetes_manifest(command: Command, deployment: Deployment) -> str:

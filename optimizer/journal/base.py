@@ -253,7 +253,7 @@ class Journal(ABC):
         if seq != expect:
             raise AnotherWriter(
                 f"{self.where} holds {seq} entries where this process knows of {expect}: another writes it.",
-                hint="Nothing was written. Stop the other coordinator, then `optimize resume` this study.",
+                hint="Stop the other coordinator, then `optimize resume` this study.",
             )
 
     def _taken(self, mine: Holder, before: Holder | None, seq: int, prev: str) -> Row | None:

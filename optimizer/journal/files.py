@@ -66,7 +66,7 @@ def check_ours(path: Path) -> int:
     if is_unfinished(path):
         raise JournalCorrupt(
             f"{path} is empty: the study was ended before its first entry.",
-            hint="Nothing was done in it; delete its folder and start again.",
+            why="It holds no decision, and nothing was done in it.", hint="Delete its folder and start again.",
         )
     with explained(path), contextlib.closing(connected(path, write=False)) as connection:
         mark = connection.execute("PRAGMA application_id").fetchone()[0]

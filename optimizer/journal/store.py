@@ -67,7 +67,8 @@ class FileJournal(Journal):
         if write and version > schema.USER_VERSION:
             raise JournalTooNew(
                 f"{path} was written by a newer release (format {version}; this one writes {schema.USER_VERSION}).",
-                hint="It can be read here, but only resumed with that release.",
+                why="It can be read here; what this release wrote into it, that one would misread.",
+                hint="Resume it with the release that wrote it, or a later one.",
             )
         if write:
             files.check_local(path.parent)
@@ -216,7 +217,8 @@ class FileJournal(Journal):
         if not same:
             raise JournalCorrupt(
                 f"{self.path} was deleted or replaced while the study was running.",
-                hint="Nothing more is written. Put the original file back, then `optimize resume`.",
+                why="What would be written now nobody would see, so nothing more is done.",
+                hint="Put the original file back, then `optimize resume`.",
             )
 
     def _refresh(self) -> None:

@@ -91,7 +91,7 @@ def parse_target(texts: Iterable[str]) -> Target:
         if at is not None:
             levels.add(at)
     if len(levels) > 1:
-        raise UsageError(f"The target names several concurrencies: {sorted(levels)}.", hint="One study has one target concurrency; " + EXAMPLES)
+        raise UsageError(f"The target names several concurrencies: {sorted(levels)}.", why="One study has one target concurrency.", hint=EXAMPLES)
     if levels and not 1 <= min(levels) <= 65536:
         raise UsageError(f"The target's concurrency {min(levels)} must lie between 1 and 65536.", hint=EXAMPLES)
     return Target(bounds=tuple(bounds), concurrency=min(levels) if levels else None, text=",".join(parts))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -25,16 +25,20 @@ RC: Any = {
     "axes.grid": True, "grid.alpha": 0.25, "grid.color": INK, "axes.titlesize": 11,
 }  # fmt: skip
 SHOWN_BELIEFS = 6
+PAGE_INCHES, PHONE_INCHES = 8.0, 4.6  # a plot of the first, squeezed onto a phone, could not be read
 
 
-def _figure(height: float) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(8.0, height), layout="constrained")
+def _figure(height: float, phone: bool) -> tuple[Figure, Any]:
+    """Inches at 72 units each: text of 11 units is then about as many pixels on a screen that is so wide."""
+    figure = Figure(figsize=(PHONE_INCHES if phone else PAGE_INCHES, height), layout="constrained")
     FigureCanvasSVG(figure)
     return figure, figure.add_subplot()
 
 
 def _svg(figure: Figure, identity: str, title: str, description: str) -> str:
-    """Inline SVG with a title and a description for who cannot see it. ``identity`` keeps the ids of several plots apart."""
+    """Inline SVG with a title and a description for who cannot see it. ``identity`` keeps the ids of several plots apart, and its width
+    those of the two drawings of one."""
+    identity = f"{identity}-phone" if figure.get_figwidth() == PHONE_INCHES else identity
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
@@ -65,14 +69,14 @@ def ink_on(colour: str) -> str:
     return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.1791 else "#ffffff"
 
 
-def waterfall(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
+def waterfall(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], *, phone: bool = False) -> str:
     """Where one decode step's time goes, at first and at last: stacked bars in milliseconds."""
     rows = [row for row in rows if row["step_ms"] is not None]
     if not rows:
         return ""
     buckets = list(dict.fromkeys(part["bucket"] for row in rows for part in row["lost"]))
     with mpl.rc_context(RC):
-        figure, axes = _figure(1.2 + 0.75 * len(rows))
+        figure, axes = _figure(1.2 + 0.75 * len(rows) + 0.3 * phone, phone)
         labels = labels[: len(rows)]
         for index, row in enumerate(rows):
             left = 0.0
@@ -80,26 +84,26 @@ def waterfall(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
             for name, ms in parts:
                 colour = COLOURS[2] if name == "roofline" else COLOURS[(buckets.index(name) + (0 if buckets.index(name) < 2 else 1)) % len(COLOURS)]
                 axes.barh(-index, ms, left=left, height=0.55, color=colour, label=name if index == 0 or name not in axes.get_legend_handles_labels()[1] else None)
-                if ms > 0.08 * max(item["step_ms"] for item in rows):
+                if ms > (0.2 if phone else 0.08) * max(item["step_ms"] for item in rows):
                     axes.text(left + ms / 2, -index, f"{name}\n{number(ms, 3)} ms", ha="center", va="center", color=ink_on(colour), fontsize=9)
                 left += ms
-        axes.set_yticks([-index for index in range(len(rows))], labels)
+        axes.set_yticks([-index for index in range(len(rows))], [textwrap.fill(label, 10) if phone else label for label in labels])
         axes.set_xlabel(f"ms of one decode step at concurrency {rows[0]['concurrency']}")
         axes.grid(axis="y", visible=False)
-        figure.legend(loc="outside lower center", ncols=min(6, len(buckets) + 1))
+        figure.legend(loc="outside lower center", ncols=min(3 if phone else 6, len(buckets) + 1))
         losses = [", ".join(f"{part['bucket']} {100 * part['share']:.0f} %" for part in row["lost"]) for row in rows]
         said = "; ".join(f"{label}: {text}" for label, text in zip(labels, losses, strict=False))
         return _svg(figure, "waterfall", "Where the time of a decode step goes", f"Losses against the roofline. {said}.")
 
 
-def trials(rows: Sequence[Mapping[str, Any]], target: float | None) -> str:
+def trials(rows: Sequence[Mapping[str, Any]], target: float | None, *, phone: bool = False) -> str:
     """Every setting with its launches (points) and the interval of their mean (bar)."""
     rows = [row for row in rows if row["value"] is not None]
     if not rows:
         return ""
     with mpl.rc_context(RC):
-        names = [_lines(row["text"]) for row in rows]
-        figure, axes = _figure(1.2 + 0.5 * len(rows) + 0.15 * sum(name.count("\n") for name in names))
+        names = [_lines(row["text"], 22 if phone else 44) for row in rows]
+        figure, axes = _figure(1.2 + 0.5 * len(rows) + 0.15 * sum(name.count("\n") for name in names), phone)
         for index, row in enumerate(rows):
             low, high = row["interval"]
             axes.plot([low, high], [-index, -index], color=COLOURS[0], linewidth=5, alpha=0.35, solid_capstyle="butt")
@@ -109,7 +113,7 @@ def trials(rows: Sequence[Mapping[str, Any]], target: float | None) -> str:
                 axes.plot([row["confirmed"]], [-index], "D", color=COLOURS[1], markersize=8, label="fresh confirmation")
         if target is not None:
             axes.axvline(target, color=COLOURS[1], linestyle="--", linewidth=1.5, label="target")
-        axes.set_yticks([-index for index in range(len(rows))], names, fontsize=9)
+        axes.set_yticks([-index for index in range(len(rows))], names, fontsize=8 if phone else 9)
         axes.set_ylim(0.6 - len(rows), 0.6)
         axes.set_xlabel(f"{rows[0]['metric'].replace('_per_s', '').replace('_', ' ')}, {rows[0]['unit']}")
         axes.set_xlim(left=0)
@@ -121,31 +125,34 @@ def trials(rows: Sequence[Mapping[str, Any]], target: float | None) -> str:
         return _svg(figure, "trials", "Every setting that was launched", f"Mean and 95 % interval over launches. {said}.")
 
 
-def belief_history(history: Mapping[str, Sequence[tuple[int, float]]], journal: int) -> str:
-    """Probability of the causes that were ever likely, over the entries of the journal."""
+def belief_history(
+    history: Mapping[str, Sequence[tuple[int, float]]], journal: int, settled: Collection[str] = (), *, phone: bool = False
+) -> str:
+    """Probability of the causes that were ever likely, over the entries of the journal. A line goes to the end where the last ranking
+    still names its cause, or where it is ``settled``."""
     shown = list(history.items())[:SHOWN_BELIEFS]
     if not shown:
         return ""
     with mpl.rc_context(RC):
-        figure, axes = _figure(3.6)
+        figure, axes = _figure(3.6 + 0.7 * phone, phone)
+        end = max((points[-1][0] for name, points in history.items() if name not in settled), default=0)
         for index, (name, points) in enumerate(shown):
-            end = max(seq for points_ in history.values() for seq, _ in points_)
             xs, ys = [seq for seq, _ in points], [probability for _, probability in points]
-            if xs[-1] == end and journal > end:
+            if (xs[-1] == end or name in settled) and journal > xs[-1]:
                 xs, ys = [*xs, journal], [*ys, ys[-1]]
             axes.plot(xs, ys, STYLES[index % 4], marker=MARKERS[index % 7], markersize=4, color=COLOURS[index % 7], drawstyle="steps-post", label=name)
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("probability")
         axes.set_xlabel("journal entry")
-        figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+        figure.legend(loc="outside lower center", ncols=1 if phone else 2, fontsize=9)
         said = "; ".join(f"{name} from {points[0][1]:.2f} to {points[-1][1]:.2f}" for name, points in shown)
         return _svg(figure, "beliefs", "How the ranking moved", f"{said}.")
 
 
-def levels(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> str:
+def levels(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], *, phone: bool = False) -> str:
     """Throughput against latency at each concurrency, before and after: one launch each, no interval."""
     with mpl.rc_context(RC):
-        figure, axes = _figure(3.6)
+        figure, axes = _figure(3.6, phone)
         drawn = []
         for index, (label, points) in enumerate((("as found", before), ("at the end", after))):
             usable = [point for point in points if point.get("output_tokens_per_s") and point.get("tpot_p50_ms")]
@@ -167,9 +174,9 @@ def levels(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any
         return _svg(figure, "levels", "Throughput and latency before and after", f"{'; '.join(drawn)}.")
 
 
-def _lines(text: str) -> str:
+def _lines(text: str, width: int) -> str:
     """At most four lines: settings that are kept on top of one another begin alike, and differ at their end."""
-    return "\n".join(textwrap.wrap(text, 44, max_lines=4, placeholder=" …", break_on_hyphens=False))
+    return "\n".join(textwrap.wrap(text, width, max_lines=4, placeholder=" …", break_on_hyphens=False))
 
 
 def escaped(text: str) -> str:

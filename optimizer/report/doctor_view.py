@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from optimizer.report.wrapping import within
+
 MARKS = {"ok": "ok  ", "warning": "WARN", "problem": "FAIL"}
 VERDICTS = {
     "ok": "Nothing was found that would stand in the way of a study.",
@@ -13,13 +15,20 @@ VERDICTS = {
 }
 
 
-def doctor_text(found: Mapping[str, Any]) -> str:
-    """One line a check, what to do below it, the verdict last."""
+NARROW = 70  # columns; in fewer, texts begin below the check's name instead of beside it
+
+
+def doctor_text(found: Mapping[str, Any], columns: int | None = None) -> str:
+    """One paragraph a check, what to do below it, the verdict last. ``columns`` of the terminal, where there is one: lines end between
+    words then."""
     width = max((len(item["check"]) for item in found["findings"]), default=0)
+    pad = " " * (6 if columns is not None and columns < NARROW else width + 8)
     lines = []
     for item in found["findings"]:
-        lines.append(f"{MARKS[item['level']]}  {item['check']:<{width}}  {item['said']}")
+        head = f"{MARKS[item['level']]}  {item['check']:<{width}}  "
+        said = within(item["said"], columns, pad)
+        lines += [head.rstrip(), *said] if len(pad) < len(head) else [head + said[0].strip(), *said[1:]]
         if item["level"] != "ok":
-            pad = " " * (width + 8)
-            lines += [f"{pad}{text}" for text in (item["why"], *item["do"].splitlines()) if text]
-    return "\n".join([*lines, "", f"{found['host']}: {VERDICTS[found['verdict']]} ({found['seconds']:.1f} s, nothing was changed)"])
+            lines += [line for text in (item["why"], *item["do"].splitlines()) if text for line in within(text, columns, pad)]
+    verdict = f"{found['host']}: {VERDICTS[found['verdict']]} ({found['seconds']:.1f} s, nothing was changed)"
+    return "\n".join([*lines, "", *within(verdict, columns, "")])

@@ -13,6 +13,7 @@ from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.target import unit_of
+from optimizer.report import reproducing
 from optimizer.report.both_sides import both_sides
 from optimizer.report.prose import changes_text, sentence
 
@@ -59,7 +60,7 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "result": result,
         "changes": _changes(entries, state, plan),
         "trials": trials(state),
-        "beliefs": beliefs(entries),
+        "beliefs": beliefs(entries, state, result["hypotheses"]),
         "both_sides": both_sides(entries, result["hypotheses"], plan),
         "waterfalls": [_waterfall(entry) for entry in _first_and_last(entries, EntryKind.CEILING)],
         "waterfall_labels": ["as found", "at the end"] if state.promoted else ["as first estimated", "as known at the end"],
@@ -68,8 +69,9 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "ruled_out_by_measurement": _entries_of(entries, EntryKind.PRUNED),
         "deferred": _entries_of(entries, EntryKind.DEFERRED),
         "refused": [dict(item) for item in state.refusals],
-        "left": _left(entries),
+        "left": left(entries),
         "hand_over": _hand_over(state),
+        "reproduce": [{"command": command, "what": what} for command, what in (reproducing.commands(state) if spec else ())],
         "journal": [{"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "cause": entry.cause, "text": sentence(entry)} for entry in entries],
     }
 
@@ -105,13 +107,20 @@ def _levels(arm: ArmState) -> list[dict[str, Any]]:
     ]
 
 
-def beliefs(entries: Sequence[Entry]) -> dict[str, list[tuple[int, float]]]:
-    """``{hypothesis: [(entry, probability), ...]}`` over the rankings of the study, those first that were ever likely."""
+def beliefs(entries: Sequence[Entry], state: State, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """``{hypothesis: [(entry, probability), ...]}`` over the rankings of the study, those first that were ever likely. What was cured,
+    alone or as a companion, ends where it was kept, with the probability of ``rows`` (the final table): that it *was* the cause. What a
+    cured server says of it afterwards is another question."""
     history: dict[str, list[tuple[int, float]]] = {}
     for entry in entries:
         if entry.kind == EntryKind.RANKED:
             for row in entry.body["hypotheses"]:
                 history.setdefault(row["id"], []).append((entry.seq, float(row["probability"])))
+    for row in rows:
+        belief = state.beliefs.get(row["id"])
+        if belief is not None and belief.final_db is not None and row["detail"] in ("supported", "kept"):
+            before = [point for point in history.get(row["id"], []) if point[0] < belief.entry]
+            history[row["id"]] = [*before, (belief.entry, float(row["probability"]))]
     return dict(sorted(history.items(), key=lambda item: (-max(point[1] for point in item[1]), item[0])))
 
 
@@ -152,7 +161,7 @@ def _entries_of(entries: Sequence[Entry], kind: EntryKind) -> list[dict[str, Any
              "why": entry.body.get("why", "")} for entry in entries if entry.kind == kind and "hypothesis" in entry.body]  # fmt: skip
 
 
-def _left(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def left(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """What the last waterfall still loses, and who could win it back."""
     last = _first_and_last(entries, EntryKind.CEILING)[-1:]
     return [part for entry in last for part in sorted(_waterfall(entry)["lost"], key=lambda part: -part["share"]) if part["share"] >= 0.02]

@@ -59,6 +59,11 @@ def why_document(study: str, entries: Sequence[Entry], seq: int) -> dict[str, An
     return {"study": study, "seq": seq, "chain": chain, "text": why_text(entries, seq)}
 
 
+def asked_why(text: str) -> int | str:
+    """What somebody who asks ``why`` means: the number of an entry, else the name of a setting."""
+    return int(text) if text.isdecimal() else text
+
+
 def setting_document(entries: Sequence[Entry], setting: str) -> dict[str, Any]:
     """Why a setting was set, for programs. Raises UsageError for one that the study neither changed, tested nor found."""
     found = why_set(entries, fold(entries), setting)
@@ -185,7 +190,8 @@ def study_rows(folders: Sequence[Place]) -> list[dict[str, Any]]:
         try:
             state = fold(_entries(folder))
         except OptimizerError as error:
-            rows.append({**row, "ending": "unreadable", "why": error.message})
+            message, why, do = error.parts
+            rows.append({**row, "ending": "unreadable", "said": message, "why": why, "do": do})
             continue
         if state.spec is None:
             rows.append({**row, "ending": "never opened"})
@@ -208,6 +214,8 @@ def study_table(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['study']:<12} {row['ending']:<30} {row.get('target', ''):<22} {row.get('host', ''):<26} "
             f"{row.get('launches', ''):>8} {row.get('minutes', ''):>8} {best:>14}"
         )
+        if "do" in row:
+            lines += [f"{'':<12} {text}" for text in (row["said"], row["why"], *row["do"].splitlines())]
     return "\n".join(lines)
 
 

@@ -23,16 +23,27 @@ def report_html(document: Mapping[str, Any]) -> str:
     environment.filters.update(number=number, result_text=result_text, facts_text=facts_text, percent=lambda share: f"{100 * share:.1f} %")
     result = document["result"]
     before = {level["concurrency"]: level for level in result["baseline"].get("levels", [])}
-    drawn = {
-        "waterfall": charts.waterfall(document["waterfalls"], document["waterfall_labels"]),
-        "trials": charts.trials(document["trials"], document["target_value"]),
-        "beliefs": charts.belief_history(document["beliefs"], len(document["journal"])),
-        "levels": charts.levels(_by_concurrency(result["baseline"]), _by_concurrency(result["best"])),
-    }
+    wide, narrow = _drawn(document, phone=False), _drawn(document, phone=True)
     text: str = environment.get_template("report.html.j2").render(
-        **document, charts={name: Markup(svg) for name, svg in drawn.items()}, before=before,
+        **document, charts={name: Markup(_for_both(svg, narrow[name])) for name, svg in wide.items()}, before=before,
     )  # fmt: skip
     return text
+
+
+def _drawn(document: Mapping[str, Any], *, phone: bool) -> dict[str, str]:
+    result = document["result"]
+    settled = {row["id"] for row in result["hypotheses"] if row["detail"] in ("supported", "kept")}
+    return {
+        "waterfall": charts.waterfall(document["waterfalls"], document["waterfall_labels"], phone=phone),
+        "trials": charts.trials(document["trials"], document["target_value"], phone=phone),
+        "beliefs": charts.belief_history(document["beliefs"], len(document["journal"]), settled, phone=phone),
+        "levels": charts.levels(_by_concurrency(result["baseline"]), _by_concurrency(result["best"]), phone=phone),
+    }
+
+
+def _for_both(wide: str, narrow: str) -> str:
+    """The page's style shows one of the two; the other is gone for screen readers too."""
+    return f'<div class="room">{wide}</div><div class="phone">{narrow}</div>' if wide else ""
 
 
 def _by_concurrency(result: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from optimizer.report.prose import changes_text
+from optimizer.report.wrapping import within
 
 
-def plan_text(found: Mapping[str, Any]) -> str:
-    """What would happen, and every value that the user did not give."""
+def plan_text(found: Mapping[str, Any], columns: int | None = None) -> str:
+    """What would happen, and every value that the user did not give. ``columns`` of the terminal, where there is one."""
     load = found["workload"]
     lines = [
         f"Host         {found['host']}: {found['engine']} {found['engine_version'] or '(version unknown)'}, "
         f"{'a server is running' if found['running_server'] else 'no server is running'}",
-        f"Target       {found['target'] or 'none given (run needs one, for example --target 1000tps@16)'}",
+        f"Target       {_target(found)}",
         f"Workload     concurrency {load['concurrency']} (also {', '.join(map(str, load['side_levels'])) or 'no other level'}), {load['prompt_tokens']} prompt "
         f"tokens, {load['output_tokens']} output tokens, windows of {load['window_s']:g} s after {load['warmup_min_s']:g}-{load['warmup_max_s']:g} s of "
         f"warm-up, confirmation {load['confirm_window_s']:g} s",
@@ -37,7 +38,22 @@ def plan_text(found: Mapping[str, Any]) -> str:
     if known := [item for item in found.get("earlier_studies", []) if item["used"]]:
         lines.append("Starts from  launches of earlier studies: " + ", ".join(f"{item['name']} ({item['launches']})" for item in known) + "; --prior none leaves them out")
     lines += _durations(found)
-    return "\n".join(lines)
+    return "\n".join(part for line in lines for part in _fitted(line, columns))
+
+
+def _fitted(line: str, columns: int | None) -> list[str]:
+    """A line that is too long goes on below its text, not below its name."""
+    if columns is None or len(line) <= columns:
+        return [line]
+    head = line[:13]
+    rows = within(line[13:].strip(), columns, " " * 13)
+    return [head + rows[0][13:], *rows[1:]] if not line.startswith("  ") else within(line.strip(), columns, "    ")
+
+
+def _target(found: Mapping[str, Any]) -> str:
+    if not found["target"]:
+        return "none given (run needs one, for example --target 1000tps@16)"
+    return f"{found['target']} (not given: the simulated box's own; --target sets another)" if found["target_from"] == "box" else str(found["target"])
 
 
 def _restores(found: Mapping[str, Any]) -> str:

@@ -91,6 +91,8 @@ class Progress:
     def opened(self, spec: StudySpec, where: str) -> None:
         self.say(f"Study {spec.study}: target {spec.target.text} on {spec.host.name}; {spec.workload.text}.")
         self.say(f"Journal: {where} (optimize journal {spec.study})")
+        if spec.time_scale != 1:
+            self.say(f"Every time below is of the box's own clock, which runs {spec.time_scale:g} times as fast as yours.")
 
     def watch(self, state: State, entry: Entry) -> None:
         if entry.kind == EntryKind.RANKED:
@@ -179,9 +181,9 @@ class Progress:
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
         if not state.boxes:
-            table.add_row("phase", f"{phase_of(state)}{self._tested(state)}")
+            table.add_row("phase", f"{_phase_text(state)}{self._tested(state)}")
         for name, part in state.boxes.items():
-            table.add_row(name, f"{phase_of(part)}{self._tested(part)}{_step_of(part)}")
+            table.add_row(name, f"{_phase_text(part)}{self._tested(part)}{_step_of(part)}")
         if self._step is not None and not state.boxes:
             table.add_row("step", self._running())
         scale = state.spec.time_scale if state.spec is not None else 1.0
@@ -203,9 +205,10 @@ class Progress:
         """The running step with its bar: the server's own where it tells, else against how long this study's steps of the kind took."""
         assert self._step is not None
         kind, since, windows = self._step
-        elapsed = self._clock() - since
+        scale = self._state.spec.time_scale if self._state is not None and self._state.spec is not None else 1.0
+        elapsed = (self._clock() - since) * scale  # of the server's clock, like the budget and the load's own progress
         took = self._took.get(kind, [])
-        usual = windows + math.fsum(took) / len(took) if took else None
+        usual = (windows + math.fsum(took) / len(took)) * scale if took else None
         what = STEPS.get(kind, kind)
         share = None
         if self._startup is not None:
@@ -233,6 +236,12 @@ class Progress:
                 Text(belief.status if belief else "open", style="dim"),
             )  # fmt: skip
         return table
+
+
+def _phase_text(state: State) -> str:
+    """The phase in words. A server that is being stopped after its verdict is no ranking, though one may follow."""
+    phase = phase_of(state)
+    return "between launches" if phase == "rank" and state.open is not None and state.open.kind == "stop" else phase
 
 
 def _step_of(part: State) -> str:

@@ -20,8 +20,9 @@ from optimizer.engines.script import render, render_members
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.settings import Settings
 from optimizer.model.step import Launch
+from optimizer.report import reproducing
 from optimizer.report.both_sides import both_sides, both_sides_markdown
-from optimizer.report.document import trials
+from optimizer.report.document import left, trials
 from optimizer.report.prose import changes_text, number, result_text, sentence
 
 
@@ -126,12 +127,21 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     lines += _ruled_out(state)
     lines += _refusals(state)
     lines += _flips(state)
+    lines += _left(entries, state)
     lines += ["## The journal", ""]
     lines += [f"{entry.seq}. {sentence(entry)}" for entry in entries if entry.kind not in (EntryKind.LEASE_TAKEN,)]
-    lines += ["", "## Reproduce", "", "`launch.sh` beside this file starts the measured settings (of a single server, `optimized.service`, `compose.yaml` and `kubernetes.yaml` carry "
-              "the same command; `changes.diff` shows it against what ran before); `optimize replay " + result["study"] + " --verify` "
-              "recomputes every decision from the journal.", ""]  # fmt: skip
+    lines += ["", "## Reproduce", "", *(f"- `{command}`: {what}" for command, what in reproducing.commands(state)), "",
+              "Of a single server, `optimized.service`, `compose.yaml` and `kubernetes.yaml` carry the same command as `launch.sh`; "
+              "`changes.diff` shows it against what ran before.", ""]  # fmt: skip
     return "\n".join(lines)
+
+
+def _left(entries: Sequence[Entry], state: State) -> list[str]:
+    """What no setting of the study won back, who could, and who was handed the rest."""
+    rows = [f"- {100 * part['share']:.1f} % of the time in {part['bucket']} ({part['basis']}): {part['who']}" for part in left(entries)]
+    rows += [f"- For whoever writes the kernels: {item.get('hypothesis', '')}: {item['why']} (entry {item['entry']}; the HTML report has the sheet with shapes and lines)"
+             for item in state.refusals if item.get("kind") == "hand_over"]  # fmt: skip
+    return ["## What is left on the table", "", *(rows or ["Nothing that the evidence shows."]), ""]
 
 
 def _levels(result: Mapping[str, Any]) -> list[str]:

@@ -156,7 +156,7 @@ def _refuse_incomplete(members: Sequence[Member], counts: Mapping[str, int]) -> 
     if counts.get("router") != 1 or not (split or replicas):
         raise EngineError(
             f"These processes make no deployment: {listed or 'none'}.",
-            hint="It has one router, and either prefill and decode servers (at least one of each) or plain servers behind it.",
+            why="A half or a mixture of two would be measured as one.", hint="A deployment has one router, and either prefill and decode servers (at least one of each) or plain servers behind it.",
         )
     ports = [one.port for one in members]
     if len(set(ports)) != len(ports):
@@ -168,4 +168,4 @@ def _refuse_incomplete(members: Sequence[Member], counts: Mapping[str, int]) -> 
         raise EngineError(f"The router does not fit its workers ({listed}): {'; '.join(words)}.", hint="Describe every worker of the router, and no other; all on one box.")
     models = {str(part_of(list(one.argv), "sglang").get("model")) for one in workers}
     if len(models) > 1:
-        raise EngineError(f"The workers serve different models: {', '.join(sorted(models))}.", hint="One deployment serves one model.")
+        raise EngineError(f"The workers serve different models: {', '.join(sorted(models))}.", why="One deployment serves one model: figures of two could not be told apart.", hint="Describe the workers of one model.")

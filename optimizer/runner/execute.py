@@ -139,6 +139,7 @@ class LiveExecutor:
             when = "at once" if told else f"within {self.spec.guard_minutes:g} minutes"
             raise NeedsOperator(
                 f"Nobody waits for {name} any more: the guard there takes our server down and brings the original back by itself, {when}.",
+                why="Until then the box belongs to its guard, and the study cannot go on there.",
                 hint=f"`optimize stop {study}` waits until it has, and closes the study.",
             ) from error
 
@@ -553,6 +554,7 @@ def with_secrets(
             hint="Put them into the environment under any name and resume: SECRET=... optimize resume STUDY",
         )
     return words, changes
+            why="A server without them would be another one, or none.",
 
 
 def with_described_secrets(original: ServerProcess | None) -> ServerProcess | None:

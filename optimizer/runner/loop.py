@@ -83,7 +83,7 @@ class StopRequest:
         finally:
             self._task = None
         if self.reason is not None:
-            raise Interrupted(f"{self.reason} {said}")
+            raise Interrupted(self.reason, why=said)
         return found
 
     async def hurry_on(self) -> None:
@@ -156,7 +156,7 @@ async def _settle(step: Step, state: State, executor: Executor, append: Callable
     """An intent without an outcome: we died in between, or the link did. Only reconciliation may say how it ended."""
     if attempts >= MAX_UNKNOWN:
         raise NeedsOperator(
-            f"How the step '{step.kind}' ({step.key}) ended could not be found out in {MAX_UNKNOWN} attempts; nothing more was changed.",
+            f"How the step '{step.kind}' ({step.key}) ended could not be found out in {MAX_UNKNOWN} attempts.",
             hint="Check the box, then run `optimize resume` again, or `optimize restore --host …` to bring the original server back.",
         )
     effect = await stop.guard(executor.reconcile(step), closing=state.closing is not None, short=_is_short(step))

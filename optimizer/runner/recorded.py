@@ -121,6 +121,9 @@ class MemoryLog:
 class NotRecorded(JournalError):
     """The replayed policy asked for something that was never measured."""
 
+    matters = "A result that nobody measured is not made up, so the replay stops here."
+    todo = "Replay with a policy that stays within what was measured, or measure the setting in a study of your own."
+
 
 class RecordedExecutor:
     """Answers every step from a recorded journal. Launches of one setting are handed out in the order they were measured."""
@@ -149,7 +152,7 @@ class RecordedExecutor:
         answers = self._answers.get(question)
         if not answers:
             self.not_recorded.append(question)
-            raise NotRecorded(f"The study holds no measurement for: {question}", hint="Nothing is interpolated; replay stops here.")
+            raise NotRecorded(f"The study holds no measurement for: {question}", why="Nothing is interpolated, so the replay stops here.")
         return Effect(answers.popleft() if len(answers) > 1 or isinstance(step, Launch | Measure) else answers[0])
 
     async def reconcile(self, step: Step) -> Effect:

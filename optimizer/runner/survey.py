@@ -32,7 +32,9 @@ FOREIGN_GPU_MIB = 1024  # what an idle GPU with a display or a persistence daemo
 
 
 class Unfit(BoxError):
-    """The survey cannot go on; the message is for the user."""
+    """The box, or the server on it, does not fit a study."""
+
+    matters = "No study can run there as it is; nothing was changed on the box."
 
 
 async def survey(box: Box, spec: StudySpec, usual: LaunchSpec | None = None) -> Effect:

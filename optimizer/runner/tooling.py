@@ -64,7 +64,8 @@ class ToolRunner:
                 )  # fmt: skip
             except OSError as error:
                 raise UsageError(
-                    f"{self.tool.name} cannot be started: {' '.join(self.program)}: {error.strerror}. Nothing was measured.",
+                    f"{self.tool.name} cannot be started: {' '.join(self.program)}: {error.strerror}.",
+                    why="Nothing was measured.",
                     hint="Install it where it is found, or say how it starts: --with-command '/venv/bin/vllm bench serve'",
                 ) from error
             self.process, said, why = process, b"", ""

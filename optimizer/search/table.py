@@ -142,7 +142,7 @@ def read_tables(
         raise UsageError(
             f"{file} has one configuration{' in every group' if group else ''} after {sum(left_out.values())} rows were left out: "
             "there is nothing to choose between.",
-            hint="Replay needs at least two different values of --params within a group.",
+            why="A policy that has one choice is not compared with anything.", hint="Give a table with at least two different values of --params within a group.",
         )
     return Reading(tables, len(rows), dict(left_out), examples, small)
 

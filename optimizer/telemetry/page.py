@@ -61,7 +61,7 @@ def served(tally: Tally, host: str, port: int) -> Page:
         server, _ = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"The metrics page cannot be served on {host}:{port}: {getattr(error, 'strerror', None) or error}. Nothing was started.",
+            f"The metrics page cannot be served on {host}:{port}: {getattr(error, 'strerror', None) or error}.",
             hint="Another study may serve its own there: give another port, or 0 for any free one (--metrics 0).",
         ) from error
     shown = f"[{host}]" if ":" in host else host

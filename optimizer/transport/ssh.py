@@ -109,7 +109,7 @@ class SSHTransport:
             if self._python is not None and isinstance(raised, HostUnknown):
                 # It was reachable before: the link is down, not the name wrong.
                 raise LinkLost(f"The connection to {self.name} is down and could not be made again: {error}",
-                               hint="Nothing is lost: `optimize resume` goes on from here.") from error  # fmt: skip
+                               hint="`optimize resume` goes on from here.") from error  # fmt: skip
             raise raised from error
 
     def _explain(self, error: BaseException) -> OptimizerError:
@@ -145,11 +145,11 @@ class SSHTransport:
             return HostKeyChanged(
                 f"The machine that answers as {self.name} has another host key than the one you know. Somebody may be"
                 " listening in, or the box was installed anew.",
-                hint=f"If you know why it changed: `ssh-keygen -R {self._host}`, then `ssh {self.name}` once. Nothing was sent.",
+                hint=f"If you know why it changed: `ssh-keygen -R {self._host}`, then `ssh {self.name}` once.",
             )
         return HostKeyChanged(
             f"The host key of {self.name} is not among your known hosts, so nobody can tell whether this is your box.",
-            hint=f"Connect once with `ssh {self.name}`, compare the fingerprint, and answer yes. Nothing was sent.",
+            hint=f"Connect once with `ssh {self.name}`, compare the fingerprint, and answer yes.",
         )
 
     def _has_known_key(self) -> bool:
@@ -207,7 +207,8 @@ class SSHTransport:
                 if last_try:
                     raise LinkLost(
                         f"{self.name} does not start commands any more: {error}",
-                        hint="Nothing was done by this call. Try again in a minute.",
+                        why="This call did nothing: its command was never read.",
+                        hint="Try again in a minute.",
                     ) from error
         raise AssertionError("unreachable")
 

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -126,12 +126,12 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_r
     """Resolve the options into the pinned spec. Raises UsageError before anything is touched, and leaves nothing then. ``prior_roots``:
     where earlier studies lie, if not under ``roots``."""
     named = replace(options, study=secrets.token_hex(3)) if options.study is None else options
-    if not _STUDY.fullmatch(str(named.study)) or (roots.runs / str(named.study)).exists():
-        return _prepare(named, roots, need_target, prior_roots)
+    folder = roots.runs / str(named.study)
+    ours = bool(_STUDY.fullmatch(str(named.study))) and not folder.exists()
     try:
         return _prepare(named, roots, need_target, prior_roots)
     except OptimizerError:
-        with _gone_unless_opened(roots.runs / str(named.study)):
+        with _gone_unless_opened(folder) if ours else nullcontext():
             raise
 
 
@@ -238,7 +238,8 @@ def _writable(runs: Path) -> Iterator[None]:
     except OSError as error:
         raise JournalError(
             f"The folder of the studies cannot be written: {error.filename or runs}: {error.strerror}.",
-            hint="Without a journal nothing is done. Name another folder: optimize --runs FOLDER run …",
+            why="Without a journal nothing is done.",
+            hint="Name another folder: optimize --runs FOLDER run …",
         ) from error
 
 
@@ -327,7 +328,8 @@ async def _free_box(stack: AsyncExitStack, spec: StudySpec, folder: Path) -> Box
     holder = await box.holder() if spec.host.kind != "sim" else None
     if holder is not None and not holder.gone and holder.study != spec.study:
         raise BoxLocked(
-            f"{spec.host.name} is held by study {holder.study} (coordinator {holder.coordinator_name}). Two on one box would measure each other; nothing was changed.",
+            f"{spec.host.name} is held by study {holder.study} (coordinator {holder.coordinator_name}).",
+            why="Two on one box would measure each other, so nothing was changed.",
             hint=f"Wait for it, or end it where it was started: optimize stop {holder.study}. If it is lost: optimize restore --host {spec.host.name}",
         )
     await _check_consent(box, spec)
@@ -345,7 +347,7 @@ async def resume_study(
         entries = journal.read()
         state = fold(entries)
         if state.spec is None:
-            raise JournalError(f"Study {name} was never opened completely.", hint="Start a new one; nothing was changed on the box.")
+            raise JournalError(f"Study {name} was never opened completely.", why="It holds nothing to go on from, and nothing was changed on the box.", hint="Start a new one.")
         if state.spec.boxes and (state.closed is None or not (folder / "report.md").exists()):
             from optimizer.wiring import boxes
 
@@ -447,7 +449,7 @@ def pinned_library(journal: Journal, entries: Sequence[Entry]) -> Library:
     for entry in reversed(entries):
         if entry.kind in (EntryKind.OPENED, EntryKind.KNOWLEDGE_CHANGED) and "knowledge.json" in entry.body.get("blobs", {}):
             return library_from_files(json.loads(journal.blob(entry.body["blobs"]["knowledge.json"])))
-    raise JournalError("The study pins no knowledge files.", hint="It was not opened by this tool.")
+    raise JournalError("The study pins no knowledge files: it was not opened by this tool.", why="Its decisions cannot be recomputed.", hint="Name a study that `optimize studies` lists.")
 
 
 def plans_by_entry(journal: Journal, entries: Sequence[Entry]) -> Callable[[int], Plan]:
@@ -486,7 +488,7 @@ def keep_results(journal: Journal, executor: LiveExecutor, state: State, plan: P
 
     plan = extended(state, plan)
     if state.survey is not None and executor.session.context is not None:
-        for name, text in launch_files(executor, state, plan).items():
+        for name, text in {**launch_files(executor, state, plan), **(workload_file(state.spec) if state.spec else {})}.items():
             path = folder / name
             path.write_text(text, encoding="utf-8")
             path.chmod(0o755 if name.endswith("launch.sh") else 0o644)
@@ -505,6 +507,7 @@ def result_of(state: State, plan: Plan) -> dict[str, Any]:
 def diagnose_bundle(paths: Sequence[Path], roots: Roots) -> Any:
     """Rank causes from one evidence bundle; a second one is the baseline of the comparison."""
     from optimizer.evidence.bundle import read_bundle
+    from optimizer.report.reproducing import workload_file
     from optimizer.runner.diagnose import diagnose
 
     bundles = [read_bundle(path) for path in paths]

@@ -30,7 +30,7 @@ def why_not(study: str, text: str, roots: Roots) -> dict[str, Any]:
     with Journal.open(folder, write=False) as journal:
         entries: Sequence[Entry] = journal.read()
         if not entries:
-            raise JournalError(f"The journal of {folder.name} holds no entry.", hint="It ended before it began.")
+            raise JournalError(f"The journal of {folder.name} holds no entry.", why="It ended before it began: nothing was decided.", hint="`optimize studies` lists the others.")
         plan_at = plans_by_entry(journal, entries)
     state = fold(entries)
     plan = extended(state, plan_at(entries[-1].seq))

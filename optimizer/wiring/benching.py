@@ -219,7 +219,7 @@ async def _model(base: str, called: str, workload: Workload, key: str | None, ca
     async with Endpoint(base, api_key=key, ca_file=ca_file) as endpoint:
         answer = await endpoint.get_json("/v1/models")
         if answer.status is None:
-            raise BoxError(f"Nobody answers at {called}: {answer.error}.", hint="Check the address and whether the server is up; nothing was measured.")
+            raise BoxError(f"Nobody answers at {called}: {answer.error}.", why="Nothing was measured.", hint="Check the address and whether the server is up.")
         if answer.status in (401, 403):
             raise UsageError(f"{called} asks for an API key ({answer.status}).", hint=f"Give it in the environment, never as an option: {KEY_VARIABLE}=… optimize bench …")
         names = await endpoint.served_models() or ()

@@ -85,7 +85,7 @@ async def run(
                 if isinstance(box, OptimizerError):
                     raise box
             if stop.reason is not None:
-                raise Interrupted(f"{stop.reason} No study was opened, and nothing was changed.")
+                raise Interrupted(stop.reason, why="No study was opened, and nothing was changed.")
             with wiring._writable(roots.runs):
                 created = Journal.create(wiring.journal_of(roots.place(spec.study)))
                 folder.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,8 @@ async def _confirming(journal: Journal, stop: Stoppable, heartbeat_s: float) -> 
             if journal.unconfirmed_s < CONFIRM_S:  # an append had the connection, and has confirmed it
                 continue
             raise StoreLost(
-                f"The database did not confirm within {CONFIRM_S:.0f} s that this process still holds {journal.where}; nothing more is done.",
+                f"The database did not confirm within {CONFIRM_S:.0f} s that this process still holds {journal.where}.",
+                why="Another one may have taken the study over, so nothing more is done.",
                 hint="When it answers again, `optimize resume` goes on.",
             ) from None
         if asked and stop.reason is None:

@@ -57,6 +57,7 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
             found = {
                 "host": spec.host.name,
                 "target": spec.target.text or None,
+                "target_from": "given" if options.target else "box" if spec.target.text else None,
                 "workload": spec.workload.plain(),
                 "engine": effect.outcome.body["engine"],
                 "engine_version": effect.outcome.body["engine_version"],

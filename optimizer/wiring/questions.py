@@ -137,7 +137,7 @@ def _which(options: Options, looked: Looked, person: Person) -> Options:
 def _known_engine(text: str, options: Options) -> LaunchSpec:
     launch = hosts.parse_launch(text)
     if options.engine is None and engine_of(launch.argv, launch.env) is None:
-        raise UsageError(f"No engine is known that starts so. Engines: {', '.join(engines())}; for a wrapper, name it with --engine.")
+        raise UsageError("No engine is known that starts so.", hint=f"Engines: {', '.join(engines())}; for a wrapper, name it with --engine.")
     return launch
 
 

@@ -21,7 +21,7 @@ def replay_study(name: str, roots: Roots, *, verify: bool, until: int | None) ->
     folder = roots.named(name)
     with Journal.open(folder, write=False) as journal:
         if not journal.last_seq:
-            raise JournalError(f"The journal of {folder.name} holds no entry: there is nothing to replay.", hint="It ended before it began.")
+            raise JournalError(f"The journal of {folder.name} holds no entry.", why="It ended before it began: there is nothing to replay.", hint="`optimize studies` lists the others.")
     return _verified(folder, until) if verify else _driven(folder, until)
 
 

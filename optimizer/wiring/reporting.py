@@ -20,7 +20,7 @@ def report_of(folder: Place, form: str) -> str:
         entries = journal.read()
         state = fold(entries)
         if state.spec is None:
-            raise JournalError(f"The study {folder.name} was never opened completely.", hint="There is nothing to report.")
+            raise JournalError(f"The study {folder.name} was never opened completely.", why="There is nothing to report: nothing was asked or done.", hint="`optimize studies` lists the others.")
         plan = plan_of(pinned_library(journal, entries))
     if form == "md":
         from optimizer.report.study import report_markdown

@@ -34,37 +34,36 @@ def classes() -> list[type]:
     return [kind for kind in below(OptimizerError) if kind.__module__.startswith("optimizer.")]
 
 
-def said(kind: type) -> tuple[str, str]:
-    """(meaning, what to do) of a class; what to do is the parent's where a class says nothing."""
-    text = inspect.cleandoc(kind.__dict__.get("__doc__") or "")
-    meaning, _, remedy = text.partition("To do:")
-    if not remedy and kind.__base__ is not Exception:
-        remedy = said(kind.__base__)[1] if kind.__base__ is not None else ""
-    return " ".join(meaning.replace("``", "`").split()), " ".join(remedy.split())
+def said(kind: type) -> tuple[str, str, str]:
+    """(what happened, why it matters, what to do) of a class; the last two are the parent's where a class says nothing."""
+    text = inspect.cleandoc(kind.__dict__.get("__doc__") or "").partition("\n\n")[0]
+    return " ".join(text.replace("``", "`").split()), kind.matters, kind.todo  # type: ignore[attr-defined]
 
 
 def table() -> str:
-    rows = ["| error | exit code | what it means | what to do |", "|---|---|---|---|"]
+    rows = ["| error | exit code | what happened | why it matters | what to do |", "|---|---|---|---|---|"]
     for kind in classes():
         depth = len([base for base in kind.__mro__ if base.__module__.startswith("optimizer.")]) - 1
-        meaning, remedy = said(kind)
+        meaning, matters, remedy = said(kind)
         again = " It may succeed by itself later." if kind.__dict__.get("retryable") else ""
-        cells = ("↳ " * (depth > 1) + f"`{kind.__name__}`", str(kind.exit_code), meaning + again, remedy[:1].upper() + remedy[1:])  # type: ignore[attr-defined]
+        cells = ("↳ " * (depth > 1) + f"`{kind.__name__}`", str(kind.exit_code), meaning, matters + again, remedy)  # type: ignore[attr-defined]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 
 
-def messages() -> list[tuple[str, str, str]]:
-    """(class, message, hint) of every place in the code that raises an error with a text of its own; `…` stands for a value."""
-    names = {kind.__name__ for kind in classes()}
+def messages() -> list[tuple[str, str, str, str]]:
+    """(class, message, why, hint) of every place in the code that raises an error with a text of its own, as it is shown: what the
+    place leaves out is its class's. `…` stands for a value."""
+    names = {kind.__name__: kind for kind in classes()}
     found = set()
     for path in sorted((ROOT / "optimizer").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args:
-                hint = next((word.value for word in node.keywords if word.arg == "hint"), None)
-                message = _text(node.args[0])
+                given = {word.arg: _text(word.value) for word in node.keywords}
+                message = _text(node.args[1 if node.func.id == "ShimRefused" else 0])
                 if message.strip("… "):
-                    found.add((node.func.id, message, _text(hint) if hint is not None else ""))
+                    _, matters, todo = said(names[node.func.id])
+                    found.add((node.func.id, message, given.get("why") or matters, given.get("hint") or todo))
     return sorted(found)
 
 

@@ -31,9 +31,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def _messages() -> str:
-    lines = ["## Every message", "", "As in the code of this release; `…` stands for a value.", "", "| error | what happened | what to do |", "|---|---|---|"]
-    for kind, message, hint in errors_table.messages():
-        lines.append(f"| `{kind}` | {_cell(message)} | {_cell(hint)} |")
+    lines = ["## Every message", "", "As in the code of this release; `…` stands for a value.", "", "| error | what happened | why it matters | what to do |", "|---|---|---|---|"]
+    for kind, message, why, hint in errors_table.messages():
+        lines.append(f"| `{kind}` | {_cell(message)} | {_cell(why)} | {_cell(hint)} |")
     return "\n".join(lines)
 
 

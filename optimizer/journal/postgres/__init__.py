@@ -49,7 +49,7 @@ def copy_in(dest: Stored, blobs: Iterator[Blob], ordered: Iterable[tuple[tuple[A
         with session.explained(dest.database, connection, dest), connection.transaction():
             made = connection.execute(store.INSERT_STUDY, (dest.name, now_utc())).fetchone()
             if made is None:
-                raise JournalError(f"There is a {dest} already.", hint="Nothing was changed. Give the copy another name with --study.")
+                raise JournalError(f"There is a {dest} already.", why="A copy never writes over a study: nothing was changed.", hint="Give the copy another name with --study.")
             connection.execute("SELECT pg_advisory_lock(%s, %s)", (schema.LEASE_LOCK, made[0]))  # gone with the connection
             for blob in blobs:
                 connection.execute(store.INSERT_BLOB, (made[0], *blob_row(blob)))

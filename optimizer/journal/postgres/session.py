@@ -142,7 +142,8 @@ def check_version(database: Database, version: int, *, write: bool) -> None:
     if write and version > schema.VERSION:
         raise JournalTooNew(
             f"The tables of {database} were made by a newer release (format {version}; this one writes {schema.VERSION}).",
-            hint="They can be read here, but only written with that release.",
+            why="They can be read here; what this release wrote there, that one would misread.",
+            hint="Use the release that wrote them, or a later one.",
         )
     if version < schema.VERSION:
         raise JournalError(
@@ -189,14 +190,15 @@ def explained(database: Database, connection: Connection, where: object = None) 
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
             raise JournalError(
                 f"{database} takes no writes: {said}.",
-                hint="It is a standby, or the role is read-only. Name the primary and a role that may write.",
+                why="It is a standby, or the role is read-only; a study without its journal is not run.",
+                hint="Name the primary and a role that may write.",
             ) from error
         if isinstance(error, psycopg.errors.DiskFull | psycopg.errors.OutOfMemory):
-            raise JournalError(f"{database} has no room: {said}; nothing was written.", hint="Free some space there, then `optimize resume`.") from error
+            raise JournalError(f"{database} has no room: {said}.", why="The last entry was not written, and nothing is done that is not.", hint="Free some space there, then `optimize resume`.") from error
         if isinstance(error, psycopg.errors.DataCorrupted | psycopg.errors.IndexCorrupted):
             raise JournalCorrupt(f"{database} is damaged: {said}.", hint="Restore the database from its backup.") from error
         if isinstance(error, psycopg.DataError):
             raise refused(where, said) from error
         if isinstance(error, psycopg.OperationalError):
-            raise JournalError(f"{database} refuses for now: {said}; nothing was written.", hint="Then `optimize resume`.") from error
+            raise JournalError(f"{database} refuses for now: {said}.", why="The last entry was not written, and nothing is done that is not.", hint="When it accepts again, `optimize resume`.") from error
         raise JournalError(f"{database} refuses: {said}.", hint="This is a bug; please report it.") from error

@@ -178,7 +178,7 @@ class DatabaseJournal(Journal):
             self._confirmed_s = time.monotonic()
         held, epoch, stop = row
         if not held or epoch != self.epoch:
-            raise AnotherWriter(f"{self.place} was taken over by {self._who(self._holder())}.", hint="Nothing more is done here.")
+            raise AnotherWriter(f"{self.place} was taken over by {self._who(self._holder())}.", why="Two writers would break the study's record, so nothing more is done here.", hint="Follow it with `optimize journal STUDY --follow`.")
         return bool(stop)
 
     def _asked(self) -> tuple[bool, int, bool]:
@@ -223,7 +223,8 @@ class DatabaseJournal(Journal):
             who = self._who(holder if holder is not None and holder.epoch != self.epoch else None)
             raise AnotherWriter(
                 f"{self.place} was taken over by {who} while the connection was lost.",
-                hint="Nothing more is done here. Follow it with `optimize journal STUDY --follow`.",
+                why="Two writers would break the study's record, so nothing more is done here.",
+                hint="Follow it with `optimize journal STUDY --follow`.",
             )
 
     def _newest_epoch(self) -> int:

@@ -93,6 +93,23 @@ async def test_an_agent_asks_the_journal(runs: Path) -> None:
         assert not failed and found["hypotheses"]
 
 
+async def test_an_agent_is_told_what_is_wrong_with_its_arguments(runs: Path) -> None:
+    """By name, with what was done (nothing) and what the tool takes; no address of a validator's manual."""
+    wrong: dict[str, tuple[str, dict[str, Any], str]] = {
+        "missing": ("why", {}, "study is missing"),
+        "no number": ("why", {"study": "real", "seq": "twenty"}, 'seq is "twenty": input should be a valid integer'),
+        "unknown": ("why_not", {"study": "real", "seting": "x"}, "seting is none of its arguments"),
+        "no tool": ("tune", {}, "There is no tool 'tune'"),
+        "both": ("why", {"study": "real", "seq": 1, "setting": "x"}, "either seq"),
+    }
+    async with session(runs) as one:
+        for name, (tool, arguments, expected) in wrong.items():
+            failed, said = await ask(one, tool, **arguments)
+            assert failed and expected in said and "pydantic" not in said, (name, said)
+        failed, said = await ask(one, "why", study="nope", seq=1)
+    assert failed and "There is no study" in said and said.endswith("Studies: real")
+
+
 async def test_acting_needs_the_person_who_starts_the_server_and_a_confirmation(runs: Path) -> None:
     async with session(runs, "--allow-run") as one:
         assert "run" in {tool.name for tool in (await one.list_tools()).tools}

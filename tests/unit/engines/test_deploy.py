@@ -92,6 +92,14 @@ def test_systemd_accepts_the_unit(word: str, tmp_path: Path) -> None:
     assert said == [], said
 
 
+@pytest.mark.parametrize(("listens", "published"), [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("::1", "[::1]"), ("gpu-17", "127.0.0.1")])
+def test_the_container_is_published_where_the_server_listened(listens: str, published: str) -> None:
+    """Never on every interface by silence: docker publishes past most firewalls."""
+    text = compose_file(command(), deployment(listens_on=listens))
+    assert yaml.safe_load(text)["services"]["server"]["ports"] == [f"{published}:30000:30000"]
+    assert f"# ports: published on {published.strip('[]')}" in text
+
+
 def has_compose() -> bool:
     return shutil.which("docker") is not None and subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
 

@@ -47,5 +47,5 @@ def test_another_policy_meets_what_was_never_measured_and_says_so() -> None:
         asyncio.run(drive_recorded(log, boxes, other))
     except NotRecorded as error:
         assert boxes.not_recorded and boxes.not_recorded[0].split(":")[0] in ("a", "b")
-        assert "Nothing is interpolated" in (error.hint or "")
+        assert "Nothing is interpolated" in error.why
     assert [entry.body for entry in log.read()] != [entry.body for entry in entries]

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -46,7 +47,7 @@ class Clock:
         return self.now
 
 
-def panels(better: float = 1200.0) -> list[str]:
+def panels(better: float = 1200.0, scale: float = 1.0) -> list[str]:
     """What the panel showed at every entry of a whole study, with a start-up line and a load line in between."""
     view, shown = Progress(io.StringIO(), Clock()), []
 
@@ -67,7 +68,7 @@ def panels(better: float = 1200.0) -> list[str]:
             draw()
 
     log = MemoryLog()
-    log.append("opened", {"spec": spec().plain()}, expect=0)
+    log.append("opened", {"spec": spec().model_copy(update={"time_scale": scale}).plain()}, expect=0)
     box = ModelBox({"disable_cuda_graph": True}, lambda values: 400.0 if values.get("disable_cuda_graph") else better)
     asyncio.run(drive(log, box, PLAN, watch=watch))
     return shown
@@ -84,6 +85,18 @@ def test_the_panel_tells_phase_idea_step_beliefs_and_budget() -> None:
     assert "▲ from 0.86" in story and "supported" in story  # the cause that was cured, and what was thought of it before its test
     assert "▼ from 0." in "\n".join(panels(better=380.0))  # a cause that its test spoke against
     assert all(len(panel.splitlines()) < 16 for panel in shown)  # it never fills the screen
+
+
+def test_a_server_that_is_being_stopped_is_no_ranking() -> None:
+    stopping = [panel for panel in panels() if re.search(r"step +stopping", panel)]
+    assert stopping and not [panel for panel in stopping if re.search(r"phase +rank", panel)]
+    assert any("between launches" in panel for panel in stopping)
+
+
+def test_on_a_hurried_box_every_time_is_of_its_clock() -> None:
+    """The clock here ticks 5 seconds at a time; the box's is eight times as fast."""
+    told = [int(found) for panel in panels(scale=8.0) for found in re.findall(r"step +[a-z :]+, (\d+) s", panel)]
+    assert len(told) > 10 and max(told) > 0 and all(seconds % 40 == 0 for seconds in told), told
 
 
 def test_without_a_terminal_every_entry_is_one_plain_line() -> None:

@@ -95,12 +95,37 @@ def test_nothing_is_fetched_and_every_link_has_its_place(page: str) -> None:
 
 
 def test_every_plot_is_there_with_words_for_who_cannot_see_it(page: str) -> None:
-    plots = re.findall(r'<svg[^>]*role="img"[^>]*aria-labelledby="(\w+)-title \w+-description"', page)
-    assert plots == ["waterfall", "trials", "levels", "beliefs"]
+    plots = re.findall(r'<svg[^>]*role="img"[^>]*aria-labelledby="([\w-]+)-title [\w-]+-description"', page)
+    assert plots == [f"{name}{width}" for name in ("waterfall", "trials", "levels", "beliefs") for width in ("", "-phone")]
     for name in plots:
         description = re.search(rf'<desc id="{name}-description">([^<]+)</desc>', page)
         assert description is not None and len(description[1]) > 20
     assert page.count("<table>") == page.count("</table>") >= 5 and 'scope="col"' in page
+
+
+def test_the_belief_of_what_was_cured_ends_as_the_table_has_it(document: dict[str, object], page: str) -> None:
+    """Also of a companion, which no later ranking names."""
+    result, history = document["result"], document["beliefs"]
+    assert isinstance(result, dict) and isinstance(history, dict)
+    cured = [row for row in result["hypotheses"] if row["detail"] in ("supported", "kept")]
+    assert len(cured) >= 2
+    said = re.search(r'<desc id="beliefs-description">([^<]+)</desc>', page)
+    assert said is not None
+    for row in cured:
+        assert history[row["id"]][-1][1] == row["probability"]
+        assert f"{row['id']} from {history[row['id']][0][1]:.2f} to {row['probability']:.2f}" in said[1]
+
+
+def test_what_is_left_and_how_to_reproduce_it_is_in_every_form(document: dict[str, object], page: str) -> None:
+    markdown, left, reproduce = report_of(H200, "md"), document["left"], document["reproduce"]
+    assert isinstance(left, list) and left and isinstance(reproduce, list)
+    section = markdown.partition("## What is left on the table")[2].partition("\n## ")[0]
+    for part in left:
+        assert f"{100 * part['share']:.1f} % of the time in {part['bucket']}" in section and part["who"] in section
+    commands = [item["command"] for item in reproduce]
+    assert any(command.startswith("optimize bench --host ") and "--concurrency 16,1 " in command and "--prompt-tokens" in command for command in commands), commands
+    for command in commands:
+        assert command in markdown and str(escape(command)) in page
 
 
 def test_the_same_study_gives_the_same_bytes(page: str) -> None:

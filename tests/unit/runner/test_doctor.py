@@ -14,6 +14,7 @@ from optimizer.cli import main
 from optimizer.model.study import HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
+from optimizer.report.doctor_view import doctor_text
 from optimizer.runner import doctor
 from optimizer.transport.local import LocalTransport
 
@@ -51,6 +52,17 @@ def test_a_simulated_box_is_fit_and_nothing_is_written(tmp_path: Path) -> None:
     assert done.exit_code == 0 and found["verdict"] == "ok"
     assert {"python", "home", "disk", "clock", "lock", "gpu", "server", "engine", "model"} <= {item["check"] for item in found["findings"]}
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_no_word_is_cut_in_a_narrow_terminal(columns: int) -> None:
+    """Neither a word nor a command: whatever is longer than the terminal stands whole on its line."""
+    text = "The loopback answers, and nvidia-smi tells of /usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1 and of the eight GPUs behind it."
+    finding = {"check": "driver", "level": "warning", "said": text, "why": text, "do": text}
+    document = {"findings": [finding, {**finding, "level": "ok", "check": "connection"}], "host": "box", "verdict": "warning", "seconds": 1.0}
+    shown = doctor_text(document, columns)
+    assert shown.split() == doctor_text(document).split()
+    assert all(len(line) <= columns or len(line.split()) == 1 for line in shown.splitlines()), shown
 
 
 def test_a_host_that_cannot_be_reached_is_a_finding_with_its_remedy(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from optimizer.errors import NeedsOperator
 from optimizer.redact import Redactor, mark
+from optimizer.report.plan_view import plan_text
 from optimizer.runner.execute import with_secrets
 from optimizer.wiring import Options, Roots
 from optimizer.wiring.planning import plan_study
@@ -37,6 +38,8 @@ def test_a_command_without_secrets_is_left_as_it_is() -> None:
 def test_plan_shows_no_secret(tmp_path: Path) -> None:
     launch = f"HF_TOKEN={TOKEN} {' '.join(ARGV)}"
     found = asyncio.run(plan_study(Options(host="sim:h200-7b", launch=launch), Roots(runs=tmp_path)))
+    assert f"Target       {found['target']} (not given: the simulated box's own; --target sets another)" in plan_text(found)  # every value that was not given
+    assert all(len(line) <= 70 or len(line.split()) == 1 for line in plan_text(found, 70).splitlines() if "sk-" not in line)
     assert KEY not in str(found)
     assert TOKEN not in str(found)
     assert list(tmp_path.iterdir()) == []

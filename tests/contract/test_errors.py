@@ -1,0 +1,99 @@
+"""Every error that a person can meet says what happened, why it matters and what to do next: by its class, by the place that raises
+it, and at each door where it is shown."""
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner
+
+from optimizer.cli import main
+from optimizer.errors import JournalError, OptimizerError
+
+ROOT = Path(__file__).parents[2]
+SENTENCE = re.compile(r"[A-Z`…].*[.…)]", re.DOTALL)
+STATED = re.compile(r"\b[Nn](?:othing|o study) (?:more )?(?:was|more is) ")
+
+
+def _table() -> ModuleType:
+    found = importlib.util.spec_from_file_location("errors_table", ROOT / "scripts/docs/errors_table.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+TABLE = _table()
+MESSAGES: list[tuple[str, str, str, str]] = TABLE.messages()
+
+
+@pytest.mark.parametrize("kind", TABLE.classes(), ids=lambda kind: kind.__name__)
+def test_every_class_says_why_it_matters_and_what_to_do(kind: type[OptimizerError]) -> None:
+    happened, matters, todo = TABLE.said(kind)
+    assert all(SENTENCE.fullmatch(text) for text in (happened, matters, todo)), (happened, matters, todo)
+    assert len({happened, matters, todo}) == 3
+    if kind is not OptimizerError:  # a bug's answers are for bugs
+        assert matters != OptimizerError.matters and todo != OptimizerError.todo
+
+
+def test_every_place_that_raises_says_all_three_and_none_twice() -> None:
+    assert len(MESSAGES) > 300
+    wrong: list[tuple[str, ...]] = []
+    for kind, message, why, hint in MESSAGES:
+        parts = (message, why, hint)
+        if not (message.strip("… ") and why and hint):
+            wrong.append((kind, message, "a part is missing"))
+        elif sum(bool(STATED.search(part)) for part in parts) > 1 or why.rstrip(".") in message + hint:
+            wrong.append((kind, *parts, "what was (not) done is said twice"))
+        elif not re.search(r"[.:?…)]$", message.strip()) and message[-1] != "…":
+            wrong.append((kind, message, "no whole sentence"))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+# An error of each branch that can be had without a machine: exit code, words.
+MET: list[tuple[int, list[str]]] = [
+    (2, ["run", "--host", "sim:h200-7b", "--target", "fast"]),
+    (2, ["run", "--host", "sim:nope", "--target", "1000tps"]),
+    (2, ["run", "--no-such-option"]),
+    (2, ["diagnose", "--evidence", "/nonexistent"]),
+    (2, ["plan", "--host", "sim:h200-7b", "--engine", "triton"]),
+    (2, ["why-not", "nope", "mem_fraction_static"]),
+    (2, ["replay", "--table", "/nonexistent.csv"]),
+    (4, ["plan", "--host", "no-such-host.invalid", "--target", "1000tps"]),
+    (6, ["journal", "broken"]),
+]
+
+
+@pytest.mark.parametrize(("code", "words"), MET, ids=lambda value: " ".join(value) if isinstance(value, list) else str(value))
+def test_the_command_shows_all_three(code: int, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "runs/broken").mkdir(parents=True)
+    (tmp_path / "runs/broken/journal.db").write_text("no journal at all")
+    plain = CliRunner().invoke(main, ["--runs", str(tmp_path / "runs"), *words])
+    assert plain.exit_code == code, plain.output
+    asked = CliRunner().invoke(main, ["--runs", str(tmp_path / "runs"), "--json", *words])
+    error = json.loads(asked.stdout)["error"]
+    assert set(error) == {"kind", "message", "why", "hint"} and all(error.values())
+    flat = " ".join(plain.stderr.split())
+    for part in ("message", "why"):
+        assert " ".join(error[part].split()) in flat, (part, plain.stderr)
+
+
+def test_a_study_that_cannot_be_read_says_why_in_the_list(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/journal.db").write_text("no journal at all")
+    shown = CliRunner().invoke(main, ["--runs", str(tmp_path), "studies"])
+    assert shown.exit_code == 0 and "unreadable" in shown.output
+    assert "is not a journal: it is no SQLite file." in shown.output and "Name the folder of a study." in shown.output
+    row = json.loads(CliRunner().invoke(main, ["--runs", str(tmp_path), "--json", "studies"]).stdout)["studies"][0]
+    assert row["ending"] == "unreadable" and row["said"] and row["why"] and row["do"]
+
+
+def test_what_the_raiser_knows_better_goes_first() -> None:
+    make: Callable[..., OptimizerError] = JournalError
+    assert make("It broke.").parts == ("It broke.", JournalError.matters, JournalError.todo)
+    assert make("It broke.", why="So it goes.", hint="Mend it.").parts == ("It broke.", "So it goes.", "Mend it.")
