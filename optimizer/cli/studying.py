@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.base import columns, json_option, print_json, roots_of, say, wants_json
 from optimizer.cli.person import asked, can_ask
 from optimizer.errors import UsageError
 
@@ -159,4 +159,4 @@ def plan(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     if wants_json(ctx, as_json):
         print_json(found)
     else:
-        say(plan_text(found))
+        say(plan_text(found, columns()))
