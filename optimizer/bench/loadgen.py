@@ -16,11 +16,13 @@ with ``_real_``.
 """
 
 import asyncio
+import collections
 import json
 import math
 import os
 import random
 import re
+import select
 import selectors
 import signal
 import socket
@@ -33,10 +35,11 @@ import urllib.parse
 VERSION = 1
 MAX_HEAD_BYTES = 65536
 MAX_EVENT_BYTES = 8 << 20
-READ_BYTES = 32768
+READ_BYTES, FIRST_READ_BYTES = 32768, 4096
 SUB_WINDOWS = 20
 ITL_STEP = 1.02  # bins of the inter-chunk histogram grow by 2 %: a percentile read from it is within 1 %
 TICK_S = 0.02
+SLICE = 128  # pieces of an ended answer that are counted between two looks at the sockets
 DRAIN_S = 0.5  # after the cut, until a server's own counters have taken in what was aborted
 KEPT_ANSWERS = 16  # answers whose text is kept and looked at after the run
 MIN_PIECES = 16  # of text, that an answer must have for a statement about repetition
@@ -348,6 +351,11 @@ class Response:
     def _chunks(self, data, now):
         pos, end, left = 0, len(data), self.left  # left: bytes of the open chunk still to come, its CRLF included
         sizes = self.dialect.sizes
+        if not left:
+            stop = data.find(b"\r\n")
+            if sizes.get(data[:stop]) == end - stop - 4 > 0 and data.endswith(b"\r\n"):  # one whole chunk, as most reads are
+                self._sse(data[stop + 2 : -2], now)
+                return
         parts = []
         while pos < end:
             if left > 2:
@@ -720,6 +728,47 @@ class Request:
 # The kernel stamps what it receives (SO_TIMESTAMPNS of Linux, the same number on every 64-bit machine that runs engines).
 STAMPNS = 35 if sys.platform == "linux" and struct.calcsize("l") == 8 else None
 _timespec = struct.Struct("qq").unpack
+POLLS, POLLING_S = 16, 0.0005  # looks at the sockets in one turn of the loop: timers and new connections wait so long
+
+
+class Wires:
+    """All plain connections of a run, watched beside the event loop: it sees one descriptor, and what is readable is read
+    here without its bookkeeping, which costs as much as the reading. ``woke``: when the kernel last said what was readable;
+    ``wall``: what the wall clock, which the kernel stamps by, is ahead of the monotonic one; ``told``: whether a stamp came."""
+
+    def __init__(self, loop):
+        self.loop, self.epoll, self.open, self.told = loop, select.epoll(), {}, False
+        self.woke = time.monotonic()
+        self.wall = time.time() - self.woke
+        loop.add_reader(self.epoll.fileno(), self._turn)
+
+    def _turn(self):
+        clock, wires, poll = time.monotonic, self.open, self.epoll.poll
+        until = clock() + POLLING_S
+        for _ in range(POLLS):
+            ready = poll(0)
+            if not ready:
+                return
+            self.woke = clock()
+            self.wall = time.time() - self.woke
+            for descriptor, _ in ready:
+                wire = wires.get(descriptor)
+                if wire is not None:  # else closed while the others were read
+                    wire.readable()
+            if self.woke > until:
+                return
+
+    def add(self, wire):
+        self.open[wire.sock.fileno()] = wire
+        self.epoll.register(wire.sock.fileno(), select.EPOLLIN)
+
+    def remove(self, wire):
+        del self.open[wire.sock.fileno()]
+        self.epoll.unregister(wire.sock.fileno())
+
+    def close(self):
+        self.loop.remove_reader(self.epoll.fileno())
+        self.epoll.close()
 
 
 class Wire:
@@ -728,20 +777,26 @@ class Wire:
     server's. Where one read brings several pieces it is the time of the last. Has what ``Connection`` needs of a transport.
     """
 
-    def __init__(self, loop, sock, connection):
-        self.loop, self.sock, self.connection, self.clock = loop, sock, connection, connection.clock
+    __slots__ = ("closed", "connection", "last", "loop", "size", "sock", "unsent", "wires")
+
+    def __init__(self, wires, sock, connection):
+        self.wires, self.loop, self.sock, self.connection = wires, wires.loop, sock, connection
         self.unsent, self.closed, self.last = b"", False, time.monotonic()
+        self.size = FIRST_READ_BYTES
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, STAMPNS, 1)
-        loop.add_reader(sock.fileno(), self._readable)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, STAMPNS, 1)
+        except OSError:
+            pass  # a sandbox's own network does not know it: the time of waking is what is left
+        wires.add(self)
         connection.connection_made(self)
 
     def is_closing(self):
         return self.closed
 
-    def _readable(self):
+    def readable(self):
         try:
-            data, told, _, _ = self.sock.recvmsg(READ_BYTES, 64)
+            data, told, _, _ = self.sock.recvmsg(self.size, 64)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -750,10 +805,14 @@ class Wire:
         if not data:
             self._close(None)
             return
-        at = self.clock()  # it had come by then
+        if len(data) == self.size:
+            self.size = READ_BYTES  # the buffer is set aside and given back for every read: large only where it is needed
+        wires = self.wires
+        at = wires.woke  # it had come by then
         if told and len(told[0][2]) == 16:
+            wires.told = True
             seconds, nanoseconds = _timespec(told[0][2])
-            received = seconds - self.clock.wall + nanoseconds * 1e-9
+            received = seconds - wires.wall + nanoseconds * 1e-9
             # Between the last piece and now. A second or more ago is a wall clock that was set meanwhile, not a time of reception.
             if at - 1.0 < received < at:
                 at = max(self.last, received)
@@ -796,7 +855,7 @@ class Wire:
         if self.closed:
             return
         self.closed = True
-        self.loop.remove_reader(self.sock.fileno())
+        self.wires.remove(self)
         self.loop.remove_writer(self.sock.fileno())
         self.sock.close()
         self.loop.call_soon(self._gone, error)
@@ -903,7 +962,7 @@ class Generator:
         self.warmup_max = max(self.warmup_min, float(job["warmup_max_s"]) / self.scale)
         self.window = float(job["window_s"]) / self.scale
         self.stop_below = float(job["stop_below"]) * self.scale if job.get("stop_below") else None
-        self.stopped_early, self.texts_from = "", 0
+        self.stopped_early, self.interrupted, self.texts_from = "", False, 0
         self.rates, self.sub_from, self.sub_texts = [], 0.0, 0  # of the sub-windows so far, for who watches
         self.stall = float(job.get("stall_s") or max(60.0, float(job["warmup_max_s"]))) / self.scale
         self.connect_timeout = float(job.get("connect_timeout_s", 10.0))
@@ -935,7 +994,8 @@ class Generator:
         self.began = self.window_from = self.window_to = self.last_good = 0.0
         self.steady, self.gave_up = "", ""
         self.tasks = set()
-        self.loop = self.done = self.address = self.cpu_from = self.clocks_from = None
+        self.loop = self.done = self.wires = self.address = self.cpu_from = self.clocks_from = None
+        self.uncounted, self.counting = collections.deque(), False
         self.cpu = self.ended = self.clock_step = 0.0
         self.arrival = random.Random("arrivals/%s" % job["prompts"]["seed"])
         self._target()
@@ -952,7 +1012,7 @@ class Generator:
         if url.scheme == "https":
             self.tls = ssl.create_default_context(cafile=self.job.get("ca_file"))
         # Inside TLS the kernel cannot tell which of its records holds which event.
-        self.stamps = "kernel" if STAMPNS and self.tls is None and hasattr(self.clock, "wall") else "loop"
+        self.plain = STAMPNS is not None and self.tls is None
         base = url.path.rstrip("/")
         if base.endswith("/v1"):
             base = base[:-3]
@@ -1133,12 +1193,12 @@ class Generator:
         self._failed_to_open(connection, request, failure, detail)
 
     async def _opened(self, connection):
-        if self.stamps == "kernel":
+        if self.plain:
             sock = socket.socket(self.address[0], socket.SOCK_STREAM)
             try:
                 sock.setblocking(False)
                 await self.loop.sock_connect(sock, self.address[4])
-                Wire(self.loop, sock, connection)
+                Wire(self.wires, sock, connection)
             except BaseException:
                 sock.close()
                 raise
@@ -1299,7 +1359,10 @@ class Generator:
             # Text that was streamed counts even if the request failed later or was cut: the server did the work.
             # Tokens per chunk come from this request's own usage, else from the average of the run (see summary).
             share = output / float(chunks) if output is not None and ok else None
-            self._spread(times, counts, share, w0, w1)
+            self.uncounted.append((times, counts, share, 0))
+            if not self.counting:
+                self.counting = True
+                self.loop.call_soon(self._count_some)
         first = times[0] if times else None
         if (ok and w0 <= now < w1) or (first is not None and (cut or w0 <= first < w1)):
             last = times[-1] if times else None
@@ -1309,12 +1372,28 @@ class Generator:
                 (request.scheduled, request.sent, first, last, ended, chunks, output, prompt, cached, *state)
             )
 
-    def _spread(self, times, counts, share, w0, w1):
+    def _count_some(self):
+        """Count a slice of what has ended: a whole answer of thousands of pieces at once would hold up all other streams."""
+        if self.done.is_set():
+            return  # the rest is counted at the end
+        self._spread(SLICE)
+        if self.uncounted:
+            self.loop.call_soon(self._count_some)
+        else:
+            self.counting = False
+
+    def _spread(self, most):
+        """Count the next pieces, at most ``most`` of one answer, into the window's parts and the histogram of gaps."""
+        times, counts, share, start = self.uncounted.popleft()
+        stop = min(len(times), start + most)
+        if stop < len(times):
+            self.uncounted.appendleft((times, counts, share, stop))
+        w0, w1 = self.window_from, self.window_to
         per_bin = SUB_WINDOWS / (w1 - w0)
         tokens, arrivals, itl = self.tokens, self.arrivals, self.itl
         log, step = math.log, math.log(ITL_STEP)
-        before = None
-        for t, n in zip(times, counts):
+        before = times[start - 1] if start else None
+        for t, n in zip(times[start:stop], counts[start:stop]):
             if w0 <= t < w1:
                 at = int((t - w0) * per_bin)
                 if at >= SUB_WINDOWS:
@@ -1335,8 +1414,9 @@ class Generator:
     async def run(self):
         self.loop = asyncio.get_running_loop()
         self.done = asyncio.Event()
+        self.wires = Wires(self.loop) if self.plain else None
         for number in (signal.SIGTERM, signal.SIGINT):
-            self.loop.add_signal_handler(number, self._stop, "terminated by a signal")
+            self.loop.add_signal_handler(number, self._interrupt)
         try:
             found = await self.loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
             self.address = found[0]
@@ -1483,6 +1563,10 @@ class Generator:
             if response is not None and now - response.heard(connection.request.sent) > self.stall:
                 connection.expire("timeout", "no token came for %.3g s" % (self.stall * self.scale))
 
+    def _interrupt(self):
+        self.interrupted = True
+        self._stop("stopped by a signal")
+
     def _stop(self, reason):
         if not self.gave_up:
             self.gave_up = reason
@@ -1509,6 +1593,8 @@ class Generator:
                 self._account(request, response, now, None, None, None, cut=True)
             if connection.transport is not None:
                 connection.transport.abort()
+        while self.uncounted:
+            self._spread(1 << 30)
 
     # -- the result
 
@@ -1581,6 +1667,7 @@ class Generator:
             "errors_window": self.errors_window,
             "examples": list(self.examples.values()),
             "gave_up": self.gave_up,
+            "interrupted": self.interrupted,
             "stopped_early": self.stopped_early,
             "itl_step": ITL_STEP,
             "itl_ms": sorted(
@@ -1595,7 +1682,7 @@ class Generator:
             else None,
             "clock_step_real_s": round(self.clock_step, 3),
             "in_flight": [[since(t), n] for t, n in self.states if w0 and t >= w0] if self.rate else [],
-            "stamps": self.stamps,
+            "stamps": "kernel" if self.wires is not None and self.wires.told else "loop",
             "loop": type(self.loop).__module__.split(".")[0],
             "python": "%d.%d.%d" % sys.version_info[:3],
         }
@@ -1688,6 +1775,8 @@ def run_job(job, emit=_emit):
         if left:
             loop.run_until_complete(asyncio.wait(left, timeout=1.0))
         loop.run_until_complete(loop.shutdown_asyncgens())
+        if generator.wires is not None:
+            generator.wires.close()
         loop.close()
 
 

@@ -373,7 +373,9 @@ class _Point:
     def _errors(self) -> None:
         summary = self.summary
         classes = ", ".join(f"{name} {count}" for name, count in sorted(summary["errors_window"].items()))
-        if summary["gave_up"]:
+        if summary.get("interrupted"):
+            self._reject(ValidityCode.INTERRUPTED, f"stopped by a signal after {self.window_s:.3g} s of the window of {summary['window_s']:g} s")
+        elif summary["gave_up"]:
             self._reject(ValidityCode.ERRORS, f"given up: {summary['gave_up']}")
         elif self.failed:
             example = f" ({summary['examples'][0]})" if summary["examples"] else ""

@@ -27,6 +27,7 @@ class ValidityCode(StrEnum):
     START_FAILED = "start_failed"
     KV_POOL_SHRUNK = "kv_pool_shrunk"
     MEMBER_LOST = "member_lost"
+    INTERRUPTED = "interrupted"
 
 
 ADVICE: dict[ValidityCode, str] = {
@@ -46,6 +47,7 @@ ADVICE: dict[ValidityCode, str] = {
     ValidityCode.TWO_SERVERS: "Two servers shared one log or port; stop the other one and measure again.",
     ValidityCode.START_FAILED: "This launch did not start, so something else answered; find out what holds the port.",
     ValidityCode.MEMBER_LOST: "One process of the deployment did not serve to the end, or not as the others; read its log and start the whole again.",
+    ValidityCode.INTERRUPTED: "It was stopped before its window was over; the figures are those until then. Let it run to its end.",
     ValidityCode.KV_POOL_SHRUNK: "Something else held GPU memory when the server started; free it and start again.",
 }
 

@@ -27,6 +27,7 @@ PRODUCED_BY: dict[ValidityCode, tuple[str, str]] = {
     ValidityCode.START_FAILED: ("unit/core/test_validity.py", "test_a_failed_start_behind_a_recorded_success"),
     ValidityCode.KV_POOL_SHRUNK: ("unit/core/test_validity.py", "test_the_pool_against_the_one_that_the_same_settings_gave"),
     ValidityCode.MEMBER_LOST: ("unit/validity/test_members.py", "test_a_worker_that_does_not_answer_and_one_that_the_router_dropped"),
+    ValidityCode.INTERRUPTED: ("unit/bench/test_loadgen_runs.py", "test_a_signal_ends_the_run_with_what_was_measured"),
 }
 
 
