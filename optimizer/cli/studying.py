@@ -60,6 +60,9 @@ def study_options(command: Any) -> Any:
                      help="Who proposes points of a space whose hypothesis paid off: a Gaussian process or Optuna's TPE."),
         click.option("--tradeoff", metavar="METRIC", default="",
                      help="Also search the front of throughput against this latency (tpot_p50_ms, ttft_p99_ms …) with the launches that are left."),
+        click.option("--policy", type=click.Choice(["evidence", "tpe", "random"]), default="evidence", show_default=True,
+                     help="Who decides what is launched. Others than evidence are control arms: every launch is a point of the whole space, and all are spent."),
+        click.option("--params", metavar="A,B,…", default="", help="Of a control arm: the parameters that it may move (default: all that this build offers)."),
         click.option("--study", help="Name of the study (default: six random hex digits)."),
         click.option("--seed", type=int, help="Seed of prompts and orders, and of a simulated box's luck (default: from the study's name)."),
     ]  # fmt: skip
@@ -81,7 +84,8 @@ def options_of(values: dict[str, Any]) -> Options:
         port=values["port"], minutes=minutes(values["budget"]), launches=values["launches"], thorough=values["thorough"], yes=values["yes"],
         finish=values["finish"], allow_lossy=values["allow_lossy"], probes=values["probes"], best_effort=values["best_effort"], guard_minutes=values["guard_minutes"],
         time_scale=values["time_scale"], confirm_window_s=values["confirm_window"], study=values["study"], seed=values["seed"], inside=values["inside"],
-        prior=values["prior"], sampler=values["sampler"], tradeoff=values["tradeoff"], concurrency=values["concurrency"], prompt_tokens=values["prompt_tokens"], output_tokens=values["output_tokens"],
+        prior=values["prior"], sampler=values["sampler"], tradeoff=values["tradeoff"], policy=values["policy"],
+        params=tuple(name.strip() for name in values["params"].split(",") if name.strip()), concurrency=values["concurrency"], prompt_tokens=values["prompt_tokens"], output_tokens=values["output_tokens"],
     )  # fmt: skip
 
 

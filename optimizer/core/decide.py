@@ -5,7 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from optimizer.core import boxes, checks, closing, drift, early, picture, prior, rank, sampling, tradeoff, verdicts
+from optimizer.core import (
+    boxes,
+    checks,
+    closing,
+    control,
+    drift,
+    early,
+    picture,
+    prior,
+    rank,
+    sampling,
+    tradeoff,
+    verdicts,
+)
 from optimizer.core.decision import BoxesDecision, Decision, PartDecision, Waiting
 from optimizer.core.decision import Conclude as Conclude
 from optimizer.core.decision import Finished as Finished
@@ -54,7 +67,7 @@ def _decide(state: State, plan: Plan) -> PartDecision:
     plan = prior.extended(state, plan)
     if state.closing is not None:
         return _closing(state, plan)
-    for rule in _RULES:
+    for rule in _RULES_OF_AN_ARM if control.is_arm(state) else _RULES:
         if (decision := rule(state, plan)) is not None:
             return decision
     raise OptimizerError("No rule applies: this is a defect of the state machine.")
@@ -264,6 +277,15 @@ def _explore(state: State, plan: Plan) -> Decision | None:
     return Conclude("chosen", body, state.base_arm.evidence_entry or None) if body is not None else None
 
 
+def _sample(state: State, plan: Plan) -> PartDecision | None:
+    """Of a control arm: one more point of the whole space, until the launches are spent; then the best of them is confirmed."""
+    cause = state.base_arm.evidence_entry or None
+    if control.searching(state):
+        return Conclude("chosen", control.chosen(state, plan, rank.view(state, plan), rank.ground(state, plan)), cause)
+    best = control.best(state)
+    return Conclude("promoted", best, cause) if best is not None else _shown(state, plan)
+
+
 def _front_is_known(state: State, plan: Plan) -> PartDecision | None:
     """The target was left aside while the front was searched: it is looked at when no space has a point left."""
     return _shown(state, plan) if tradeoff.wanted(state) and tradeoff.TRADEOFF not in boxes.pending(state) else None
@@ -277,7 +299,7 @@ def _nothing_left(state: State, plan: Plan) -> PartDecision | None:
         return step
     if state.promoted and boxes.is_leading(state) and verdicts.missed_by_noise(state) and not closing.over_budget(state, reserve=0):
         return _bring_up(state, state.baseline, "confirm")
-    ending, reason = closing.ending_of(state, plan)
+    ending, reason = ("not_met", control.ending(state)) if control.is_arm(state) else closing.ending_of(state, plan)
     return _close(ending, reason)
 
 
@@ -314,10 +336,10 @@ def _propose(state: State, plan: Plan, test: Test) -> Step:
         history=sampling.history(state, plan, test),
         seed=derived_seed(state.spec.study, "propose", state.launch_count),
         pending=sampling.pending_points(state, test),
-        sampler=state.spec.sampler if sampling.screens(state) else "tpe",
+        sampler=state.spec.policy if state.spec.policy != "evidence" else state.spec.sampler if sampling.screens(state) else "tpe",
         grids=dict(test.grids),
         try_first=sampling.try_first(state, plan, test),
-        rejected=sampling.rejected_points(test),
+        rejected=sampling.rejected_points(state, plan, test),
         tradeoff=test.hypothesis == tradeoff.TRADEOFF,
     )
 
@@ -420,5 +442,18 @@ _RULES: tuple[Callable[[State, Plan], PartDecision | None], ...] = (
     _choose,
     _explore,
     _front_is_known,
+    _nothing_left,
+)
+# No ranking, no cheap tests, no causes: what a plain sampler would do in the same hands.
+_RULES_OF_AN_ARM: tuple[Callable[[State, Plan], PartDecision | None], ...] = (
+    _survey,
+    _stuck,
+    _secure,
+    _calibrate,
+    _baseline,
+    _drift,
+    _test,
+    _facts_of_the_box,
+    _sample,
     _nothing_left,
 )

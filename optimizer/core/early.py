@@ -17,7 +17,7 @@ def stop_below(state: State) -> float | None:
     # Version 1 measured every candidate to its end; journals of it are recomputed as they were.
     if spec is None or spec.policy_version < 2 or spec.thorough or test is None or test.settings is None:
         return None
-    if spec.tradeoff:  # a slow launch may be the one with the best latency
+    if spec.tradeoff or spec.policy != "evidence":  # a slow launch may be the one with the best latency; a sampler learns from every rate
         return None
     primary = spec.target.primary
     if primary is not None and (primary.metric != "output_tokens_per_s" or primary.direction != "at_least"):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from optimizer.core.whole_space import space_named
 from optimizer.model.ceiling import HardwareSpec
 from optimizer.model.learned import Learned
 from optimizer.model.playbook import Playbook
@@ -29,4 +30,4 @@ class Plan:
         return self._by_id.get(hypothesis)
 
     def space(self, space_id: str) -> Space | None:
-        return next((space for space in self.spaces if space.id == space_id), None)
+        return space_named(self.spaces, space_id)

@@ -14,14 +14,16 @@ from optimizer.core.prior import Match, compared, is_like_here
 from optimizer.core.refuse import Ground, refuse
 from optimizer.core.resolve import in_range
 from optimizer.core.state import ArmState, State, Test, metric_value
+from optimizer.core.whole_space import as_point
 from optimizer.model.base import Value
 from optimizer.model.canonical import canonical_json
 from optimizer.model.playbook import Predicate, SpaceAction
 from optimizer.model.prior import EarlierStudy
-from optimizer.model.space import Param, Refusal, Space, Trial
+from optimizer.model.space import ARM, Param, Refusal, Space, Trial
 
 SINCE_POLICY = 3  # journals of versions before are recomputed as they were decided
 MOST_REJECTED = 16  # proposals that a rule refused, for one test: then nothing is left that may be launched
+MOST_REJECTED_OF_AN_ARM = 64  # it moves every parameter at once, so that most of its points break some rule
 WORTH_A_LAUNCH = math.log(1.02)  # over the current baseline: what an earlier study must have seen of a point that is tried first
 MOST_TRY_FIRST = 2
 MOST_EARLIER_TRIALS = 200
@@ -93,6 +95,8 @@ def held(state: State, plan: Plan, test: Test) -> dict[str, Value]:
 def history(state: State, plan: Plan, test: Test) -> tuple[Trial, ...]:
     """Every launch of this study, of its other boxes and of earlier studies, as values of the space's parameters; and what a rule of
     the engine or the memory model refused, as what cannot run."""
+    if test.hypothesis == ARM:
+        return _of_an_arm(state, plan, test)
     rows = []
     for arm in state.arms.values():
         point = _point_of(state, arm)
@@ -111,9 +115,23 @@ def history(state: State, plan: Plan, test: Test) -> tuple[Trial, ...]:
     return tuple(rows)
 
 
+def _of_an_arm(state: State, plan: Plan, test: Test) -> tuple[Trial, ...]:
+    """What a plain sampler knows: the launches of this study and what was refused, and nothing of any other study."""
+    space = plan.space(test.space or "")
+    assert space is not None
+    params, fixed, rows = [param for param in space.params if param.name in test.space_params], held(state, plan, test), []
+    for arm in state.arms.values():
+        point = as_point({**state.given, **arm.settings.values}, arm.effective, params, fixed, test.grids)
+        value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
+        if value is not None or arm.crashed:
+            rows.append(Trial(params=point, value=value, infeasible=value is None, violations=_violations(state, arm)))
+    refused = (as_point({**state.given, **one["params"]}, {}, params, fixed, test.grids) for one in test.rejected if one["infeasible"])
+    return (*rows, *(Trial(params=point, value=None, infeasible=True, note="refused before a launch") for point in refused))
+
+
 def try_first(state: State, plan: Plan, test: Test) -> tuple[dict[str, Value], ...]:
     """Points with which an earlier study of this class of box was faster than what runs now, best first, unless they were tried here."""
-    if not screens(state) or not state.base_arm.results:
+    if not screens(state) or not state.base_arm.results or test.hypothesis == ARM:
         return ()
     now = math.fsum(result.ln for result in state.base_arm.results) / len(state.base_arm.results)
     here = set()
@@ -175,8 +193,11 @@ def pending_points(state: State, test: Test) -> tuple[dict[str, Value], ...]:
     return tuple(points)
 
 
-def rejected_points(test: Test) -> tuple[dict[str, Value], ...]:
+def rejected_points(state: State, plan: Plan, test: Test) -> tuple[dict[str, Value], ...]:
     """Proposals that a rule refused although they might run: not to be proposed again. The others are in ``history``."""
+    if test.hypothesis == ARM and (space := plan.space(test.space or "")) is not None:
+        params, fixed = [param for param in space.params if param.name in test.space_params], held(state, plan, test)
+        return tuple(as_point({**state.given, **one["params"]}, {}, params, fixed, test.grids) for one in test.rejected if not one["infeasible"])
     return tuple(dict(one["params"]) for one in test.rejected if not one["infeasible"])
 
 
@@ -219,6 +240,6 @@ def refused_proposal(state: State, test: Test, ground: Ground, tried: set[str]) 
     if not refusals:
         return None
     found = {**refusals[0].plain(), "params": dict(test.changes), "hypothesis": test.hypothesis}
-    if len(test.rejected) + 1 >= MOST_REJECTED:
-        return {**found, "space": test.space, "why": f"{MOST_REJECTED} proposals in a row may not be launched; the last: {found['why']}"}
+    if len(test.rejected) + 1 >= (MOST_REJECTED_OF_AN_ARM if test.hypothesis == ARM else MOST_REJECTED):
+        return {**found, "space": test.space, "why": f"{len(test.rejected) + 1} proposals in a row may not be launched; the last: {found['why']}"}
     return {**found, "about": "proposal"}

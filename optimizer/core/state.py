@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from optimizer.core import boxes, goodput
+from optimizer.core.whole_space import overlay
 from optimizer.errors import JournalCorrupt, JournalTooNew
 from optimizer.model.answers import AnswerPass
 from optimizer.model.base import Value
@@ -20,6 +21,7 @@ from optimizer.model.flags import FlagTable
 from optimizer.model.measurement import LoadPoint, Measurement, ValidityCode
 from optimizer.model.outcome import INFEASIBLE, Done, Failed, Outcome, Unknown
 from optimizer.model.settings import Settings
+from optimizer.model.space import ARM
 from optimizer.model.step import (
     ORIGINAL,
     STEP,
@@ -375,6 +377,8 @@ def _proposed(state: State, body: Mapping[str, Any]) -> State:
     if state.test is None:
         return state
     changes = {**state.test.fixed, **body["params"]}
+    if state.test.hypothesis == ARM and body["params"]:  # an empty answer says that no point is left
+        changes = overlay({**state.given, **state.baseline.values}, state.test.space_params, body["params"])
     return replace(state, test=replace(state.test, changes=changes, settings=state.baseline.merged(changes)))
 
 

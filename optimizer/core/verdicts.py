@@ -15,6 +15,7 @@ from optimizer.core.state import ArmState, State, Test, log_value, metric_value
 from optimizer.core.tradeoff import TRADEOFF
 from optimizer.model.measurement import LoadPoint
 from optimizer.model.settings import Settings
+from optimizer.model.space import ARM
 from optimizer.model.verdict import Judgement
 from optimizer.stats.interval import half_width
 
@@ -30,6 +31,8 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
     digest = test.settings.digest
     if test.hypothesis == TRADEOFF and test.judgement is not None and test.judgement.verdict not in ("supported", "partial"):
         return conclude("deferred", _body(test, test.judgement.verdict, _front_point(state, candidate, baseline, test.judgement)), test.entry)
+    if test.hypothesis == ARM and test.judgement is not None:
+        return conclude("deferred", _body(test, test.judgement.verdict, f"measured: ×{test.judgement.ratio:.3f} of the server as found; the sampler goes on"), test.entry)
     if test.judgement is not None and test.judgement.final:
         return conclude(*_settle(state, test, test.judgement))
     if candidate.crashed is not None:
@@ -39,9 +42,9 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
     if state.failures.get(digest, 0) > closing.MAX_RETRIES and state.last_failure is not None:
         return conclude("deferred", _body(test, "invalid", f"It could not be measured: {state.last_failure.message}"), test.entry)
     if not candidate.results:
-        if why := _hopeless(state, plan, test):
+        if test.hypothesis != ARM and (why := _hopeless(state, plan, test)):
             return conclude("pruned", _body(test, "hopeless", f"Stopped before it was measured: {why}."), test.entry)
-        if _pair_first(state, plan, test):
+        if test.hypothesis != ARM and _pair_first(state, plan, test):
             return bring_up(state, state.baseline, "baseline")
         if closing.over_budget(state, reserve=1):
             return conclude("deferred", {**_body(test, "deferred", closing.BUDGET_SPENT), "settings_digest": None}, test.entry)
@@ -114,7 +117,7 @@ def unmeasurable(state: State, arm: ArmState) -> str:
 
 def _worth_confirming(state: State, candidate: ArmState, baseline: ArmState, judgement: Judgement) -> bool:
     """An effect beyond 3 sd that meets the target: another launch of it is needed anyway, so it may as well be the confirmation."""
-    if not candidate.results or _broken_guard(state, candidate, baseline):
+    if not candidate.results or broken_guard(state, candidate, baseline):
         return False
     return math.log(judgement.ratio) > closing.policy(state).top_up_within_sd * judgement.sd and meets_target(state, candidate)
 
@@ -166,7 +169,7 @@ def _judged(state: State, plan: Plan, test: Test) -> Judgement:
     if state.spec.target.primary is not None and state.spec.target.primary.metric == goodput.METRIC:
         by = goodput.said(candidate.results[-1].points[0], baseline.results[-1].points[0])
         judgement = judgement.model_copy(update={"reason": judgement.reason + by})
-    broken = _broken_guard(state, candidate, baseline)
+    broken = broken_guard(state, candidate, baseline)
     if broken and judgement.verdict in ("supported", "partial"):
         return judgement.model_copy(update={"verdict": "harmful", "final": True, "next_arm": None, "reason": broken})
     if (lossy := _lossy(state, plan, test)) and (not judgement.final or judgement.verdict in ("supported", "partial")):
@@ -177,7 +180,7 @@ def _judged(state: State, plan: Plan, test: Test) -> Judgement:
     return judgement
 
 
-def _broken_guard(state: State, candidate: ArmState, baseline: ArmState) -> str:
+def broken_guard(state: State, candidate: ArmState, baseline: ArmState) -> str:
     """Errors, or fewer output tokens than the baseline's: never a gain, whatever the rate says."""
     point, before = candidate.results[-1].points[0], baseline.results[-1].points[0]
     if point.requests_failed:

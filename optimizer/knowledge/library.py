@@ -51,6 +51,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
+from optimizer.core.whole_space import space_named
 from optimizer.errors import KnowledgeError
 from optimizer.knowledge import playbook as schemas
 from optimizer.knowledge.facts import Vocabulary
@@ -90,6 +91,13 @@ class Library(Frozen):
     @cached_property
     def space_by_id(self) -> dict[str, Space]:
         return {space.id: space for space in self.spaces}
+
+    def space(self, space_id: str) -> Space:
+        """The space of that id, or the whole one of an engine. Raises KeyError."""
+        found = space_named(self.spaces, space_id)
+        if found is None:
+            raise KeyError(space_id)
+        return found
 
     def dead_for(self, engine: str) -> tuple[DeadSetting, ...]:
         return tuple(item for item in self.dead if item.engine in ("any", engine))

@@ -8,6 +8,8 @@ from optimizer.model.base import FiniteFloat, Frozen, Scalar, Value
 from optimizer.model.playbook import EngineName, Predicate
 
 Needs = Literal["none", "reload", "relaunch", "reboot"]
+ARM = "control-arm"  # the name under which a plain sampler's points are tested and judged
+ALONE = "(left alone)"  # a choice that such a sampler can make: the parameter is not given
 
 
 class Param(Frozen):

@@ -126,7 +126,7 @@ class Propose(Frozen):
     history: tuple[Trial, ...]
     seed: int
     pending: tuple[dict[str, Value], ...] = ()  # points that other boxes of the study are measuring
-    sampler: Literal["tpe", "gp"] = "tpe"
+    sampler: Literal["tpe", "gp", "random"] = "tpe"
     grids: dict[str, list[Value]] = Field(default_factory=dict)  # what is left of a parameter's values on this build
     try_first: tuple[dict[str, Value], ...] = ()  # points that did well in earlier studies
     rejected: tuple[dict[str, Value], ...] = ()  # proposals that a rule refused before a launch

@@ -14,6 +14,7 @@ from optimizer.model.workload import Workload
 # a launch whose rate did not settle in two runs gets a third, longer one; a confirmation that misses the target by noise gets a second launch.
 POLICY_VERSION = 3
 Sampler = Literal["gp", "tpe"]
+Policy = Literal["evidence", "tpe", "random"]
 Finish = Literal["best", "restore", "leave"]
 Role = Literal["prefill", "decode", "server", "router"]
 Ending = Literal[
@@ -92,6 +93,8 @@ class StudySpec(Frozen):
     prior_art: tuple[PriorArt, ...] = ()  # known-good results that were there when the study opened
     earlier: tuple[EarlierStudy, ...] = ()  # launches of earlier studies that were there when the study opened
     sampler: Sampler = "gp"
+    policy: Policy = "evidence"  # the others are control arms: every launch is a point of the whole space that the sampler asked for
+    params: tuple[str, ...] = ()  # of a control arm: the parameters that it searches; none: all that this build offers
     tradeoff: str = ""  # a latency metric: the front of throughput against it is searched as well
     policy_version: int = POLICY_VERSION
     boxes: tuple[BoxSpec, ...] = ()  # of a study on several; ``host``, ``launch`` and ``port`` are the first one's

@@ -402,8 +402,11 @@ class LiveExecutor:
                 if (now - began) * scale > step.deadline_s or now - last_growth > SILENT_START_S:
                     log = await launch_log(self.box, study, step.launch)
                     cause: Cause = "hang_loading" if now - last_growth > SILENT_START_S else "not_ready_in_time"
-                    why = f"It was not ready after {(now - began) * scale:.0f} s."
-                    return Effect(Failed(cause=cause, message=why), {"server.log": log})
+                    late = [one for one in state.members if one.pid is not None and one.ready_s is None]
+                    who = " and ".join(f"{one.name} (port {one.port})" for one in late) or "It"
+                    why = f"{who} {'were' if len(late) > 1 else 'was'} not ready after {(now - began) * scale:.0f} s."
+                    logs = {f"{one.name}.server.log": await launch_log(self.box, study, step.launch, one.name) for one in late}
+                    return Effect(Failed(cause=cause, message=why), {"server.log": log, **logs})
                 await asyncio.sleep(pause_s)
             ready_s = round((time.monotonic() - began) * scale, 1)
         # Health is answered to anybody; what proves who answers may ask for the key of this launch.
@@ -509,7 +512,7 @@ class LiveExecutor:
     async def _propose(self, step: Propose) -> Effect:
         from optimizer.search.answer import answered  # optuna takes seconds to import; most studies never ask it
 
-        space = self.library.space_by_id[step.space]
+        space = self.library.space(step.space)
         directions = tuple(one for one in self.library.directions if one.engine in ("any", space.engine))
         try:
             body = await asyncio.to_thread(answered, step, space, directions)
@@ -551,10 +554,10 @@ def with_secrets(
     if missing:
         raise NeedsOperator(
             f"The study was started with secrets that its journal does not hold ({', '.join(missing)}), so this process cannot launch the same server.",
+            why="A server without them would be another one, or none.",
             hint="Put them into the environment under any name and resume: SECRET=... optimize resume STUDY",
         )
     return words, changes
-            why="A server without them would be another one, or none.",
 
 
 def with_described_secrets(original: ServerProcess | None) -> ServerProcess | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizer.core.sampling import asks_itself
 from optimizer.model.base import Value
-from optimizer.model.space import Direction, Param, Space
+from optimizer.model.space import ARM, Direction, Param, Space
 from optimizer.model.step import Propose
 from optimizer.search.gp_proposal import importance
 from optimizer.search.propose import propose, split
@@ -45,7 +45,7 @@ def _narrowed(param: Param, grids: dict[str, list[Value]]) -> Param:
 
 def _unimportant(params: Sequence[Param], step: Propose) -> dict[str, float]:
     """Dimensions whose share of the variance is next to nothing, once enough launches were measured; never the last one."""
-    if step.tradeoff:  # what does not move the rate may move the latency
+    if step.tradeoff or step.hypothesis == ARM:  # what does not move the rate may move the latency; a plain sampler moves everything
         return {}
     shares = importance(params, step.history, step.fixed)
     found = {name: share for name, share in shares.items() if share < NO_MATTER}

@@ -20,15 +20,18 @@ class ExportedTrial:
     params: Mapping[str, Value]
     value: float | None
     failed: str = ""
+    second: float | None = None  # the latency of a study that searched a front, in ms
     started: datetime | None = None
     ended: datetime | None = None
     notes: Mapping[str, Value] = field(default_factory=dict)
 
 
-def export(url: str, name: str, metric: str, direction: str, trials: Sequence[ExportedTrial], notes: Mapping[str, Value]) -> int:
+def export(
+    url: str, name: str, metric: str, direction: str, trials: Sequence[ExportedTrial], notes: Mapping[str, Value], *, second: str = ""
+) -> int:  # fmt: skip
     """Create the Optuna study ``name`` at ``url`` (sqlite:///file.db, postgresql://…) with these trials; how many were written.
 
-    Raises UsageError when the database cannot be used or already holds a study of that name."""
+    With ``second``, a latency, the study has both objectives, and a launch that measured only one of them counts as failed. UsageError when the database cannot be used or already holds a study of that name."""
     optuna = load()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -40,13 +43,13 @@ def export(url: str, name: str, metric: str, direction: str, trials: Sequence[Ex
                              hint="Write it as sqlite:///study.db, or install the driver of the database.") from error  # fmt: skip
         if name in known:
             raise UsageError(f"{_shown(url)} already holds a study {name!r}.", hint="Export into another file, or delete it there first.")
-        study = optuna.create_study(storage=storage, study_name=name, direction=direction)
-        study.set_metric_names([metric])
+        study = optuna.create_study(storage=storage, study_name=name, directions=[direction, *(["minimize"] if second else [])])
+        study.set_metric_names([metric, *([second] if second else [])])
         for key, value in notes.items():
             study.set_user_attr(key, value)
         choices = _choices(trials)
         for trial in trials:
-            study.add_trial(_frozen(trial, choices, optuna))
+            study.add_trial(_frozen(trial, choices, optuna, second))
         if hasattr(storage, "remove_session"):
             storage.remove_session()
     return len(trials)
@@ -61,14 +64,16 @@ def _choices(trials: Sequence[ExportedTrial]) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(value for _, value in sorted(values.items())) for name, values in found.items()}
 
 
-def _frozen(trial: ExportedTrial, choices: Mapping[str, tuple[Any, ...]], optuna: Any) -> Any:
-    state = optuna.trial.TrialState
+def _frozen(trial: ExportedTrial, choices: Mapping[str, tuple[Any, ...]], optuna: Any, second: str) -> Any:
+    state, values, failed = optuna.trial.TrialState, [trial.value, *([trial.second] if second else [])], trial.failed
+    if trial.value is not None and None in values:
+        failed = f"it measured {trial.value:.6g}, and no {second}"
     made = optuna.trial.create_trial(
-        state=state.FAIL if trial.value is None else state.COMPLETE,
-        value=trial.value,
+        state=state.FAIL if None in values else state.COMPLETE,
+        values=None if None in values else values,
         params={name: _plain(value) for name, value in trial.params.items()},
         distributions={name: optuna.distributions.CategoricalDistribution(choices[name]) for name in trial.params},
-        user_attrs={**dict(trial.notes), **({"why": trial.failed} if trial.failed else {})},
+        user_attrs={**dict(trial.notes), **({"why": failed} if failed else {})},
     )
     if trial.started is not None:
         made.datetime_start, made.datetime_complete = trial.started, trial.ended or trial.started

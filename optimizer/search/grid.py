@@ -4,11 +4,11 @@ Responsible for the discrete side of a space; knows nothing of samplers."""
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from optimizer.core.predicate import Look, View, evaluate
+from optimizer.core.predicate import View
 from optimizer.core.resolve import in_range
+from optimizer.core.whole_space import exists
 from optimizer.model.base import Scalar, Value
 from optimizer.model.canonical import canonical_json
-from optimizer.model.evidence import Evidence
 from optimizer.model.space import Param, Trial
 
 # Spaces up to this size are enumerated, so that "nothing left to try" is known and not guessed.
@@ -28,23 +28,12 @@ def choices(param: Param) -> tuple[Scalar | list[Scalar], ...]:
     return ()
 
 
-def active(param: Param, chosen: Mapping[str, Value], fixed: Mapping[str, Value], context: View | None) -> bool:
-    """Does the parameter exist once ``chosen`` is chosen? An unknown condition leaves it in."""
-    if param.when is None:
-        return True
-    known = dict(context.settings) if context is not None else {}
-    settings = _Settings({**known, **fixed, **chosen})
-    facts = context.facts if context is not None else Evidence()
-    box = context.box if context is not None else {}
-    return evaluate(param.when, Look(facts, settings, box)) is not False
-
-
 def sample(params: Sequence[Param], seed: int, fixed: Mapping[str, Value], context: View | None) -> Point:
     """A uniformly random point, parameter by parameter in declaration order."""
     source = random.Random(seed)
     point: Point = {}
     for param in params:
-        if param.name in fixed or not active(param, point, fixed, context):
+        if param.name in fixed or not exists(param, point, fixed, context):
             continue
         options = choices(param)
         if options:
@@ -81,7 +70,7 @@ def _walk(params: list[Param], chosen: Point, fixed: Mapping[str, Value], contex
         yield dict(chosen)
         return
     head, rest = params[0], params[1:]
-    if head.name in fixed or not active(head, chosen, fixed, context):
+    if head.name in fixed or not exists(head, chosen, fixed, context):
         yield from _walk(rest, chosen, fixed, context)
         return
     for value in choices(head):
@@ -112,17 +101,7 @@ def valid(
             return f"{name} = {value!r} is no value of the space"
     for param in params:
         if param.name in point and point[param.name] is not None:
-            if not active(param, {**point}, fixed, context):
+            if not exists(param, {**point}, fixed, context):
                 return f"{param.name} does not exist under the other choices"
             chosen[param.name] = point[param.name]
     return None
-
-
-class _Settings(dict[str, Value]):
-    """Settings in which what nobody gave reads as null."""
-
-    def __missing__(self, name: str) -> Value:
-        return None
-
-    def __contains__(self, name: object) -> bool:
-        return True

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from optimizer.core.predicate import View
+from optimizer.core.whole_space import exists
 from optimizer.errors import OptimizerError
 from optimizer.model.base import Value
 from optimizer.model.canonical import canonical_json, derived_seed
 from optimizer.model.space import Direction, Param, Space, Trial
 from optimizer.search.gp_proposal import gp_proposal
-from optimizer.search.grid import Point, active, bounds, choices, key, points, restricted, sample, valid
+from optimizer.search.grid import Point, bounds, choices, key, points, restricted, sample, valid
 from optimizer.search.optuna_door import STARTUP_TRIALS, load
 
-Sampler = Literal["tpe", "gp"]
+Sampler = Literal["tpe", "gp", "random"]
 
 _ATTEMPTS = 3
 _RANDOM_ATTEMPTS = 64
@@ -51,7 +52,7 @@ def propose(
     ``try_first`` points come before any sampling, as long as they are valid and new. ``fixed`` holds settings that are
     not searched but decide which parameters exist; ``context`` the facts and effective settings for the same purpose.
     ``rejected`` are points that were refused before a launch: they are not proposed again; ``pending`` are being measured
-    elsewhere. ``tradeoff`` searches the front of ``value`` against ``second`` (TPE only); ``gp`` is the Gaussian process over
+    elsewhere. ``random`` asks no model. ``tradeoff`` searches the front of ``value`` against ``second`` (TPE only); ``gp`` is the Gaussian process over
     the points of the space, which starts from what ``directions`` expect."""
     held = dict(fixed or {})
     free = tuple(param for param in params if param.name not in held)
@@ -69,6 +70,8 @@ def propose(
         point = gp_proposal(free, usable, away, seen, derived_seed(seed, "gp"), held, context, directions)
         if point:
             return point
+    if sampler == "random":
+        return random_proposal(free, seed, seen=seen, fixed=held, context=context)
     usable = tuple(trial for trial in usable if not tradeoff or trial.infeasible or trial.second is not None)
     for attempt in range(_ATTEMPTS + 1):
         try:
@@ -167,7 +170,7 @@ def _ask(
     trial = study.ask()
     found: Point = {}
     for param in params:
-        if active(param, found, fixed, context):
+        if exists(param, found, fixed, context):
             found[param.name] = _suggest(trial, param)
     return found
 

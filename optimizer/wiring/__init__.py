@@ -3,6 +3,7 @@ place where everything meets; it decides nothing."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -31,7 +32,7 @@ from optimizer.journal import Holder, Journal, Place
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.load import find_knowledge, read_files
 from optimizer.model.entry import Entry, EntryKind
-from optimizer.model.study import Budget, Finish, LaunchSpec, Sampler, StudySpec
+from optimizer.model.study import Budget, Finish, LaunchSpec, Policy, Sampler, StudySpec
 from optimizer.model.target import Target, parse_target
 from optimizer.model.workload import Workload
 from optimizer.report.prose import sentence
@@ -89,6 +90,8 @@ class Options:
     prior: tuple[str, ...] = ()
     sampler: Sampler = "gp"
     tradeoff: str = ""
+    policy: Policy = "evidence"
+    params: tuple[str, ...] = ()  # of a control arm
 
 
 def library(roots: Roots) -> Library:
@@ -137,6 +140,7 @@ def prepare(options: Options, roots: Roots, *, need_target: bool = True, prior_r
 
 def _prepare(options: Options, roots: Roots, need_target: bool, prior_roots: Roots | None) -> Prepared:
     _check_numbers(options)
+    _check_policy(options, roots)
     if options.engine is not None:
         engine(options.engine)
     host = hosts.parse_host(options.host)
@@ -175,7 +179,7 @@ def _prepare(options: Options, roots: Roots, need_target: bool, prior_roots: Roo
     workload = hosts.fitted(workload, target)
     if options.confirm_window_s is not None:
         workload = workload.model_copy(update={"confirm_window_s": options.confirm_window_s})
-    known = find_known((*options.prior, *description.prior), prior_roots or roots, own=study)
+    known = find_known((*options.prior, *description.prior) if options.policy == "evidence" else ("none",), prior_roots or roots, own=study)
     spec = StudySpec(
         study=study,
         host=hosts.resolved_host(host, description, options.inside),
@@ -197,6 +201,8 @@ def _prepare(options: Options, roots: Roots, need_target: bool, prior_roots: Roo
         earlier=known.earlier,
         sampler=options.sampler,
         tradeoff=options.tradeoff,
+        policy=options.policy,
+        params=options.params,
         seed=options.seed if options.seed is not None else int(study, 16) % 100_000 if _is_hex(study) else 0,
     )
     return Prepared(spec=spec, folder=folder)
@@ -228,6 +234,23 @@ def _check_numbers(options: Options) -> None:
     for name, value in numbers.items():
         if value is not None and not math.isfinite(value):
             raise UsageError(f"{name} {value} is no number that can be used.")
+
+
+def _check_policy(options: Options, roots: Roots) -> None:
+    """A control arm searches one space on one box, and its parameters are known ones."""
+    if options.policy == "evidence":
+        if options.params:
+            raise UsageError("--params is for a control arm.", hint="With --policy tpe or random it names what the sampler may move; evidence decides that itself.")
+        return
+    if options.more_hosts or options.tradeoff:
+        raise UsageError(f"--policy {options.policy} is a control arm: one box, one number.", hint=f"Leave {'the other --host' if options.more_hosts else '--tradeoff'} away.")
+    if options.prior not in ((), ("none",)):
+        raise UsageError(f"--policy {options.policy} starts from nothing, so that it is comparable.", hint="Leave --prior away.")
+    known = {param.name for space in library(roots).spaces for param in space.params}
+    for name in options.params:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 3)
+            raise UsageError(f"No search space has a parameter {name!r}.", hint=f"Did you mean {' or '.join(near)}?" if near else "search_spaces/ lists them; names have underscores: max_running_requests")
 
 
 @contextmanager
@@ -484,6 +507,7 @@ def _pinned_plan(journal: Journal, entries: Sequence[Entry], roots: Roots, *, ad
 
 def keep_results(journal: Journal, executor: LiveExecutor, state: State, plan: Plan, folder: Path) -> None:
     """``report.md``, ``launch.sh`` and ``env.sh`` in the study's folder."""
+    from optimizer.report.reproducing import workload_file
     from optimizer.report.study import launch_files, report_markdown
 
     plan = extended(state, plan)
@@ -507,7 +531,6 @@ def result_of(state: State, plan: Plan) -> dict[str, Any]:
 def diagnose_bundle(paths: Sequence[Path], roots: Roots) -> Any:
     """Rank causes from one evidence bundle; a second one is the baseline of the comparison."""
     from optimizer.evidence.bundle import read_bundle
-    from optimizer.report.reproducing import workload_file
     from optimizer.runner.diagnose import diagnose
 
     bundles = [read_bundle(path) for path in paths]

@@ -21,7 +21,7 @@ def export_study(name: str, roots: Roots, url: str) -> dict[str, Any]:
     folder = roots.named(name)
     with Journal.open(folder, write=False) as journal:
         entries = journal.read()
-    state, trials = _trials(entries)
+    state, trials = trials_of(entries)
     if not trials or state.spec is None:
         raise UsageError(f"{folder.name} launched nothing: there is nothing to export.", hint="optimize studies lists the others.")
     primary = state.spec.target.primary
@@ -30,12 +30,14 @@ def export_study(name: str, roots: Roots, url: str) -> dict[str, Any]:
     survey = state.survey or {}
     notes: dict[str, Value] = {"target": state.spec.target.text, "host": state.spec.host.name, "engine": str(survey.get("engine", "")),
                                "engine_version": str(survey.get("engine_version") or ""), "ending": str((state.closed or {}).get("ending", "unfinished"))}  # fmt: skip
-    written = export(url, folder.name, metric, direction, trials, notes)
-    text = f"{folder.name}: {written} launches written as the Optuna study {folder.name!r} ({metric}, {direction}). Look at it with: optuna-dashboard {url.partition('@')[0] if '@' not in url else 'URL'}"
-    return {"study": folder.name, "trials": written, "metric": metric, "direction": direction, "text": text}
+    second = state.spec.tradeoff if state.spec.tradeoff != metric else ""
+    written = export(url, folder.name, metric, direction, trials, notes, second=second)
+    objectives = f"{metric}, {direction}" + (f"; {second}, minimize" if second else "")
+    text = f"{folder.name}: {written} launches written as the Optuna study {folder.name!r} ({objectives}). Look at it with: optuna-dashboard {url.partition('@')[0] if '@' not in url else 'URL'}"
+    return {"study": folder.name, "trials": written, "metric": metric, "direction": direction, **({"second": second} if second else {}), "text": text}
 
 
-def _trials(entries: list[Entry] | Any) -> tuple[State, list[ExportedTrial]]:
+def trials_of(entries: list[Entry] | Any) -> tuple[State, list[ExportedTrial]]:
     """Each launch with what was measured of it last, or why it failed."""
     state, order = State(), list[str]()
     rows: dict[str, dict[str, Any]] = {}
@@ -62,6 +64,7 @@ def _learn(row: dict[str, Any], entry: Entry, state: State, step: Launch | Measu
         result = next((found for found in state.arm(row["settings"]).results if found.launch == step.launch), None)
         if result is not None:
             row["value"] = result.value
+            row["second"] = result.points[0].metrics.get(state.spec.tradeoff) if state.spec is not None and result.points else None
             row.pop("failed", None)
         else:
             row["failed"] = "; ".join(why for launch, why in state.arm(row["settings"]).invalid if launch == step.launch) or "the run gave no usable number"
@@ -70,7 +73,7 @@ def _learn(row: dict[str, Any], entry: Entry, state: State, step: Launch | Measu
 def _trial(row: dict[str, Any], state: State) -> ExportedTrial:
     params = {name: value for name, value in {**state.given, **row["settings"].values}.items() if value is not None}
     return ExportedTrial(
-        params=params, value=row.get("value"), failed=row.get("failed", ""), started=row["started"], ended=row.get("ended"),
+        params=params, value=row.get("value"), failed=row.get("failed", ""), second=row.get("second"), started=row["started"], ended=row.get("ended"),
         notes={"purpose": row["purpose"], "journal_entry": row["entry"], "infeasible": bool(row.get("infeasible", False)),
                **({"box": row["box"]} if row["box"] else {})},
     )  # fmt: skip

@@ -45,3 +45,15 @@ def test_the_command_exports_a_recorded_study(tmp_path: Path) -> None:
     study = optuna.load_study(study_name="h200-7b-eager", storage=url)
     assert len(study.trials) >= 2 and study.best_value > 1000
     assert all("journal_entry" in trial.user_attrs for trial in study.trials)
+
+
+def test_a_searched_front_has_both_objectives(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'o.db'}"
+    trials = [ExportedTrial({"n": 8}, 400.0, second=5.0), ExportedTrial({"n": 16}, 700.0, second=9.0), ExportedTrial({"n": 32}, 650.0, second=9.5),
+              ExportedTrial({"n": 64}, 800.0), ExportedTrial({"n": 128}, None, "oom_kv: no room")]  # fmt: skip
+    assert export(url, "s", "output_tokens_per_s", "maximize", trials, {}, second="tpot_p50_ms") == 5
+    study = optuna.load_study(study_name="s", storage=url)
+    assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"] and study.metric_names == ["output_tokens_per_s", "tpot_p50_ms"]
+    assert sorted(trial.params["n"] for trial in study.best_trials) == [8, 16]
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3 + ["FAIL"] * 2
+    assert study.trials[3].user_attrs["why"] == "it measured 800, and no tpot_p50_ms" and study.trials[4].user_attrs["why"] == "oom_kv: no room"
