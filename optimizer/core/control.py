@@ -4,11 +4,12 @@ evidence saves can be measured on the same box. Launches, measurements, refusals
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from optimizer.core import closing, sampling, verdicts
 from optimizer.core.plan import Plan
-from optimizer.core.predicate import Look, evaluate
+from optimizer.core.predicate import Look, evaluate, operands
 from optimizer.core.refuse import Ground
 from optimizer.core.state import ArmState, Belief, State
 from optimizer.core.whole_space import whole
@@ -44,7 +45,9 @@ def chosen(state: State, plan: Plan, look: Look, ground: Ground) -> dict[str, An
         elif only:
             live = sampling.live_params(space, SpaceAction(space=space.id, only=only), free)
             params |= {param.name: param for param in live if param.name not in params and (not sampling.asks_itself(param) or look.settings.get(param.name) is not None)}
-    names, grids, left_out = sampling.dimensions(list(params.values()), ground)
+    # Nor is what is dead only beside another setting that is searched: sizes of graphs that are off now.
+    dead = [item for item in ground.dead if item.when is None or not {one.name for one in operands(item.when) if one.kind == "setting"} & searched]
+    names, grids, left_out = sampling.dimensions(list(params.values()), replace(ground, dead=dead))
     for param in params.values():
         if param.name in names and param.type == "choice":  # a sampler has to be able to leave a choice alone, or it would have to speculate
             grids[param.name] = [*grids.get(param.name, param.grid), ALONE]
@@ -68,7 +71,7 @@ def best(state: State) -> dict[str, Any] | None:
         return None
     launches, ratio = sum(bool(arm.results or arm.crashed) for arm in state.arms.values()) - 1, math.exp(_mean(first) - _mean(state.base_arm))
     return {
-        "hypothesis": ARM, "changes": dict(first.settings.values), "settings_digest": first.settings.digest, "verdict": "unresolved",
+        "hypothesis": ARM, "changes": dict(first.settings.values), "verdict": "unresolved",
         "why": f"The best of {launches} points, ×{ratio:.3f} of the server as found; the best of many looks better than it is, so a fresh launch decides.",
         "settings": dict(first.settings.values), "before": dict(state.baseline.values), "companions": [],
     }  # fmt: skip

@@ -15,7 +15,7 @@ from optimizer.core.whole_space import as_point, overlay, space_named, whole
 from optimizer.errors import UsageError
 from optimizer.model.base import Value
 from optimizer.model.outcome import Done, Outcome
-from optimizer.model.space import ALONE, ARM, Param, Space
+from optimizer.model.space import ALONE, ARM, DeadSetting, Param, Space
 from optimizer.model.step import Launch, Propose, Step
 from optimizer.model.study import Budget
 from optimizer.report.prose import sentence
@@ -34,7 +34,8 @@ GRAPH = Space(id="sglang/graphs", engine="sglang", params=(
     Param(name="split", type="int", grid=(1, 2, 4), when={"setting": "attention_backend", "eq": "triton"}),
 ))  # fmt: skip
 OTHERS = Space(id="vllm/scheduler", engine="vllm", params=(Param(name="max_num_seqs", type="int", grid=(8, 16)),))
-PLAN = Plan(playbooks=(GRAPHS, ADMISSION), spaces=(SCHEDULER, GRAPH, OTHERS), digest="test")
+DEAD = DeadSetting(engine="sglang", params=("split",), kind="bypassed", when={"setting": "disable_cuda_graph", "eq": True}, why="Graphs are off.", source="test")
+PLAN = Plan(playbooks=(GRAPHS, ADMISSION), spaces=(SCHEDULER, GRAPH, OTHERS), dead=(DEAD,), digest="test")
 GIVEN: dict[str, Value] = {"disable_cuda_graph": True, "max_running_requests": 4, "attention_backend": "triton"}
 
 
@@ -77,6 +78,8 @@ def test_every_launch_but_the_confirmation_is_the_samplers_and_all_are_spent(pol
     steps = [step for step in box.calls if isinstance(step, Propose)]
     assert {step.sampler for step in steps} == {policy} and {step.space for step in steps} == {whole("sglang")}
     assert dict(steps[0].history[0].params) == GIVEN, "the server as it was found is what the sampler knows first"
+    assert "split" in steps[0].params, "what is dead only beside the server as found is searched"
+    assert not [one for one in box.calls if isinstance(one, Launch) and one.settings.values.get("split") and one.settings.values.get("disable_cuda_graph")]
     report = report_markdown(log.read(), state, PLAN)
     assert "Control arm" in report
     assert all(sentence(entry) for entry in log.read())
@@ -93,7 +96,9 @@ def test_a_point_that_does_not_run_is_told_as_infeasible_and_costs_its_launch() 
     steps = [step for step in box.calls if isinstance(step, Propose)]
     crashed = [trial for trial in steps[-1].history if trial.infeasible]
     assert crashed and all(trial.params["max_running_requests"] in (32, 64) for trial in crashed)
-    assert len(launched(box)) == 12 and state.closed is not None and f"11 points launched, {len(crashed)} of them do not run" in state.closed["reason"]
+    ended = state.closed["reason"] if state.closed else ""
+    crashed_in_all = sum(bool(arm.crashed) for arm in state.arms.values())
+    assert len(launched(box)) == 12 and crashed_in_all >= len(crashed) and f"11 points launched, {crashed_in_all} of them do not run; the budget is spent" in ended
 
 
 def test_only_the_parameters_that_were_named_are_moved() -> None:

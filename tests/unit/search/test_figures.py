@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from optimizer.wiring import Roots
+from optimizer.wiring.tables import TableOptions, replay_table
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -25,7 +28,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_readme_has_the_figures_of_the_document(run: Any) -> None:
     readme, document = run.README.read_text(encoding="utf-8"), run.DOCS.read_text(encoding="utf-8")
     assert run.written(readme, "search", run.figures(document), run.README) == readme
-    assert len(run.figures(document)) == 2 + 4 + 7
+    assert len(run.figures(document)) == 2 + 4 + 2 + 7
 
 
 @pytest.mark.gate("S9")
@@ -41,3 +44,16 @@ def test_evidence_reaches_what_the_document_claims(run: Any) -> None:
     for row in rows:
         assert (float(row[6]) <= 0.5) is (row[8] == "yes")
         assert row[8] == "yes" or row[0].split()[0] in said, f"{row[0]}: not half, and the text does not say so"
+
+
+@pytest.mark.parametrize(("row", "objective"), [(0, "output_tokens_per_s"), (1, "ttft_p50_ms")])
+def test_the_measured_grid_of_a_real_engine_gives_the_figures_of_the_document(run: Any, row: int, objective: str) -> None:
+    """Random orders are the same everywhere; the model's near ties may fall otherwise on another processor."""
+    table = run.ROOT / "benchmarks/search/llamacpp_cpu.csv"
+    params = ("parallel", "threads", "ubatch_size", "spec_type", "flash_attn")
+    found = replay_table(TableOptions(table=table, params=params, objective=objective, policies=("evidence", "random"), seeds=20), Roots(runs=run.ROOT / "runs", knowledge=run.ROOT))
+    said = run._rows(run.DOCS.read_text(encoding="utf-8"), "engine")[row]
+    launches = {name: score["launches_to"]["95%"]["mean"] for name, score in found["groups"][0]["policies"].items()}
+    assert found["groups"][0]["configurations"] == int(said[1])
+    assert launches["random"] == pytest.approx(float(said[5]), abs=0.051)
+    assert launches["evidence"] == pytest.approx(float(said[2]), abs=1.0)
