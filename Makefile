@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 ENGINES ?= .engines
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 DEMO_HOST ?= sim:rtx6000x8-k26
 DEMO_TARGET ?= 1000tps@32
 
@@ -11,7 +10,7 @@ DEMO_TARGET ?= 1000tps@32
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs engines test-engines test-scenarios test-slow dev clean
+.PHONY: help demo test lint types style light docs engines test-engines test-scenarios test-slow dev clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,18 +31,23 @@ demo: $(VENV)/.installed
 	echo; echo "What it did, and why (optimize journal $$study):"; echo; \
 	$(BIN)/optimize journal "$$study" && exit $$status
 
+# The types are checked on one core while the other begins with the rest.
 test: dev
-	$(BIN)/ruff check
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/optimize lint
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=25
+	@$(MAKE) --no-print-directory --jobs=2 types light
 
 lint: dev
-	$(BIN)/ruff check
+	@$(MAKE) --no-print-directory --jobs=2 types style
+
+types: dev
 	$(BIN)/mypy
+
+style: dev
+	$(BIN)/ruff check
 	$(BIN)/lint-imports
 	$(BIN)/optimize lint
+
+light: style
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=25
 
 # Not --quiet: with it, --strict counts no warning. The variable silences an advertisement of the theme.
 docs: $(VENV)/.installed-docs
@@ -84,17 +88,17 @@ $(VENV)/.made:
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml
 	@echo "Installing optimize into $(VENV)"
-	@$(PIP) install --editable .
+	@scripts/install.sh $(VENV)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml
 	@echo "Installing optimize and its development tools into $(VENV)"
-	@$(PIP) install --editable '.[dev]'
+	@scripts/install.sh $(VENV) dev
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-docs: $(VENV)/.made pyproject.toml
 	@echo "Installing what makes the documents' site into $(VENV)"
-	@$(PIP) install --editable '.[docs]'
+	@scripts/install.sh $(VENV) docs
 	@touch $@
 
 clean:
