@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO, cast
@@ -29,6 +30,7 @@ from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.study import StudySpec
 from optimizer.redact import printable
 from optimizer.report.prose import changes_text, result_text, sentence
+from optimizer.report.quiet_keys import quiet_keys
 from optimizer.report.remaining import remaining, remaining_text
 from optimizer.report.whole_frames import WholeFrames
 
@@ -54,6 +56,7 @@ class Progress:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         whole = cast(TextIO, WholeFrames(stream)) if stream.isatty() else stream
         self.console = Console(file=whole, highlight=False, soft_wrap=True)
+        self._stream, self._keys = stream, ExitStack()
         self._clock = clock
         self._live: Live | None = None
         # One drawing at a time, from what it erases to what it writes: two at once, each above a panel of the height that it knew, lose a line.
@@ -70,6 +73,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
+            self._keys.enter_context(quiet_keys(self._stream))
             self._live = Live(console=self.console, get_renderable=self._panel, auto_refresh=False, transient=True)
             self._live.start()
             self._thread = threading.Thread(target=self._redraw, args=(self._live,), name="live view", daemon=True)
@@ -87,6 +91,7 @@ class Progress:
             self._thread.join()
             self._live.stop()
             self._live = None
+        self._keys.close()
 
     def opened(self, spec: StudySpec, where: str) -> None:
         self.say(f"Study {spec.study}: target {spec.target.text} on {spec.host.name}; {spec.workload.text}.")
@@ -155,7 +160,7 @@ class Progress:
     def say(self, line: str) -> None:
         """A line above the panel."""
         with self._drawing:
-            self.console.print(Text(printable(line)))
+            self.console.print(Text(printable(line)), soft_wrap=not self.console.is_terminal)
 
     # ---- the panel ------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,11 @@ def bench_command(spec: StudySpec) -> str:
     return shlex.join(words)
 
 
+def _start(spec: StudySpec) -> str:
+    """A simulated box's engine lies in the box's own folder."""
+    return f"cd runs/{spec.study} && PYTHONPATH=box/sim-{spec.host.name.removeprefix('sim:')}/site ./launch.sh" if spec.host.kind == "sim" else "./launch.sh"
+
+
 def _port(spec: StudySpec) -> str:
     argv = list(spec.launch.argv) if spec.launch is not None else []
     return argv[argv.index("--port") + 1] if "--port" in argv[:-1] else "PORT"
@@ -61,7 +66,7 @@ def commands(state: State) -> list[tuple[str, str]]:
     study = state.spec.study
     clock = f"; the box's clock runs {state.spec.time_scale:g} times as fast as yours, and so do its rates" if state.spec.time_scale != 1 else ""
     return [
-        ("./launch.sh", "starts the measured settings, without this tool"),
+        (_start(state.spec), "starts the measured settings, without this tool"),
         (bench_command(state.spec), f"measures the server that then runs, under the study's load{clock}"),
         (f"optimize replay {study} --verify", "recomputes every decision from the journal"),
         (f"optimize journal {study}", "the story; --why SEQ for one entry"),

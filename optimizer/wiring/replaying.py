@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
 from typing import Any
 
+from optimizer import __version__
 from optimizer.core.state import fold
 from optimizer.errors import JournalError
 from optimizer.journal import Journal, Place
 from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.study import POLICY_VERSION
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, NotRecorded, RecordedExecutor
 from optimizer.runner.recorded import verify as verify_entries
 from optimizer.runner.recorded_boxes import RecordedBoxes, drive_recorded
 from optimizer.wiring import Roots, plans_by_entry
+
+SHOWN = 300  # characters of what differs
+_NOTHING = object()
 
 
 def replay_study(name: str, roots: Roots, *, verify: bool, until: int | None) -> dict[str, Any]:
@@ -34,9 +41,46 @@ def _verified(folder: Place, until: int | None) -> dict[str, Any]:
     found = verify_entries(entries, plan_at)
     wrong = [{"seq": item.seq, "kind": item.kind, "recorded": item.recorded, "recomputed": item.recomputed} for item in found.mismatches]
     text = f"{folder.name}: {found.decisions} decisions in {found.entries} entries recomputed, {len(wrong)} differ."
-    for item in wrong[:3]:
-        text += f"\n  entry {item['seq']} ({item['kind']})\n    recorded   {str(item['recorded'])[:600]}\n    recomputed {str(item['recomputed'])[:600]}"
+    for item in found.mismatches[:3]:
+        where, recorded, recomputed = first_difference(item.recorded, item.recomputed)
+        text += f"\n  entry {item.seq} ({item.kind}), first in {where}\n    recorded   {recorded}\n    recomputed {recomputed}"
+    if wrong and (made := _made_by(entries)):
+        text += f"\n{made}"
     return {"study": folder.name, "entries": found.entries, "decisions": found.decisions, "mismatches": wrong, "identical": not wrong, "text": text}
+
+
+def _made_by(entries: Sequence[Entry]) -> str:
+    """Why an old study may be decided otherwise today; empty where its policy is today's."""
+    spec = entries[0].body.get("spec", {})
+    version = spec.get("policy_version", 1)
+    if version == POLICY_VERSION:
+        return ""
+    return (f"It was decided under policy version {version} (of release {entries[0].body.get('release', 'unknown')}), this release ({__version__}) has version {POLICY_VERSION} and "
+            "not every rule of the older ones: what differs need be no fault of the record. The build that made it recomputes it identically.")  # fmt: skip
+
+
+def first_difference(recorded: str, recomputed: str) -> tuple[str, str, str]:
+    """(place, recorded there, recomputed there) of two decisions in canonical JSON: the first place in which they differ."""
+    try:
+        one, other = json.loads(recorded), json.loads(recomputed)
+    except ValueError:  # a word instead of an entry: finished, waiting
+        return "the decision", recorded[:SHOWN], recomputed[:SHOWN]
+    place = ""
+    while type(one) is type(other) and isinstance(one, dict | list):
+        keys = [*one, *(key for key in other if key not in one)] if isinstance(one, dict) else range(max(len(one), len(other)))
+        key: Any = next((key for key in keys if _at(one, key) != _at(other, key)), None)
+        if key is None:
+            break
+        place, one, other = f"{place}[{key}]" if isinstance(key, int) else f"{place}.{key}", _at(one, key), _at(other, key)
+    recorded, recomputed = (("nothing" if value is _NOTHING else json.dumps(value, ensure_ascii=False))[:SHOWN] for value in (one, other))
+    return place.removeprefix("[1].") or "the decision", recorded, recomputed
+
+
+def _at(value: Any, key: Any) -> Any:
+    try:
+        return value[key]
+    except (KeyError, IndexError):
+        return _NOTHING
 
 
 def _driven(folder: Place, until: int | None) -> dict[str, Any]:

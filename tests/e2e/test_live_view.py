@@ -52,6 +52,31 @@ def seen(request: pytest.FixtureRequest) -> Iterator[Terminal]:
         terminal.close()
 
 
+TYPED = """
+import signal, sys, time
+from optimizer.report.progress import Progress
+signal.signal(signal.SIGINT, lambda *_: None)
+with Progress(sys.stderr) as view:
+    time.sleep(1.5)
+    view.say("over")
+input("and now? ")
+"""
+
+
+def test_what_is_typed_meanwhile_leaves_no_piece_of_the_panel() -> None:
+    """A terminal shows a typed Ctrl-C as ^C at the cursor, the end of the panel's last line: that would begin another line."""
+    terminal = Terminal([sys.executable, "-c", TYPED], {**os.environ, "PYTHONPATH": str(ROOT)}, ROOT, columns=80, rows=24)
+    try:
+        terminal.until("Connecting")
+        terminal.press(b"\x03")
+        terminal.answer("and now? ", "typed")
+        assert terminal.wait() == 0
+        told = [line.rstrip() for line in terminal.screen.display if line.strip()]
+        assert told == ["over", "and now? typed"], "\n".join(told)
+    finally:
+        terminal.close()
+
+
 def test_every_frame_is_drawn_as_a_whole_and_nothing_is_cleared(seen: Terminal) -> None:
     text = seen.said.decode()
     assert not re.search(r"\x1b\[[0-3]?J|\x1b\[\?1049h|\x1bc", text), "the screen was cleared"

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
+from optimizer.wiring.replaying import first_difference
 
 ROOT = Path(__file__).parents[3]
 RECORDINGS = ROOT / "tests" / "recordings" / "sglang-0.5.12-h200"
@@ -87,3 +88,25 @@ def test_a_journal_is_replayed_under_another_policy() -> None:
     found = document(str(HISTORY), "--policy", "evidence")
     assert found["launches_to_95%"] == 1
     assert document(str(HISTORY), "--policy", "evidence")["launches"] == found["launches"]
+
+
+def test_what_an_older_policy_decided_otherwise_is_named_with_the_place_and_the_reason() -> None:
+    done = call(str(HISTORY), "--verify")
+    assert done.exit_code == 6, done.output
+    assert "entry 17 (chosen), first in bundle[0]" in done.output
+    assert 'recorded   "cuda-graph-disabled"' in done.output and 'recomputed "ngram-speculation-off"' in done.output
+    assert "policy version 1" in done.output and "no fault of the record" in done.output
+
+
+@pytest.mark.parametrize(
+    ("recorded", "recomputed", "expected"),
+    [
+        ('["chosen",{"a":{"b":[1,2]}},3]', '["chosen",{"a":{"b":[1,3]}},3]', ("a.b[1]", "2", "3")),
+        ('["chosen",{"a":1},3]', '["chosen",{"a":1,"c":null},3]', ("c", "nothing", "null")),
+        ('["chosen",{"a":1},3]', '["pruned",{"a":1},3]', ("[0]", '"chosen"', '"pruned"')),
+        ('["chosen",{"a":1},3]', "finished", ("the decision", '["chosen",{"a":1},3]', "finished")),
+        ('["chosen",{"a":[1]},3]', '["chosen",{"a":[1,2]},4]', ("a[1]", "nothing", "2")),
+    ],
+)
+def test_the_first_difference_of_two_decisions(recorded: str, recomputed: str, expected: tuple[str, str, str]) -> None:
+    assert first_difference(recorded, recomputed) == expected
