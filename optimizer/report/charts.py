@@ -102,7 +102,7 @@ def trials(rows: Sequence[Mapping[str, Any]], target: float | None, *, phone: bo
     if not rows:
         return ""
     with mpl.rc_context(RC):
-        names = [_lines(row["text"], 22 if phone else 44) for row in rows]
+        names = [_lines(row["text"], 26 if phone else 44) for row in rows]
         figure, axes = _figure(1.2 + 0.5 * len(rows) + 0.15 * sum(name.count("\n") for name in names), phone)
         for index, row in enumerate(rows):
             low, high = row["interval"]
@@ -175,8 +175,8 @@ def levels(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any
 
 
 def _lines(text: str, width: int) -> str:
-    """At most four lines: settings that are kept on top of one another begin alike, and differ at their end."""
-    return "\n".join(textwrap.wrap(text, width, max_lines=4, placeholder=" …", break_on_hyphens=False))
+    """At most 176 characters: settings that are kept on top of one another begin alike, and differ at their end."""
+    return "\n".join(textwrap.wrap(text, width, max_lines=176 // width, placeholder=" …", break_on_hyphens=False))
 
 
 def escaped(text: str) -> str:

@@ -18,7 +18,9 @@ PROBE = """<script>addEventListener("load", () => {
   const wide = [...document.querySelectorAll("body *")].filter(e => !e.closest(".wide,pre,details") && e.getBoundingClientRect().right > innerWidth + 1);
   document.title = "probe " + JSON.stringify({
     width: innerWidth, page: document.documentElement.scrollWidth, wide: wide.slice(0, 3).map(e => e.outerHTML.slice(0, 80)),
-    plots: [...document.querySelectorAll("svg[role=img]")].map(e => { const box = e.getBoundingClientRect(); return [box.width, box.height]; }),
+    plots: [...document.querySelectorAll("svg[role=img]")].map(e => e.getBoundingClientRect()).filter(box => box.width).map(box => [box.width, box.height]),
+    scrolls: [...document.querySelectorAll("figure,.wide,pre")].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.outerHTML.slice(0, 80)),
+    smallest: Math.min(...[...document.querySelectorAll("svg text")].map(e => e.getBoundingClientRect().height).filter(Boolean)),
     ink: getComputedStyle(document.body).color, paper: getComputedStyle(document.body).backgroundColor,
     text: getComputedStyle(document.querySelector("svg text")).fill,
     headings: [...document.querySelectorAll("h1,h2,h3,h4,h5,h6")].map(e => [Number(e.tagName[1]), e.textContent.trim()]),
@@ -118,7 +120,8 @@ def test_it_fits_a_phone(page: Path, tmp_path: Path) -> None:
     found = seen(room, 800, "--virtual-time-budget=5000")
     assert found["width"] == 360 and found["wide"] == [] and found["page"] <= found["width"], found  # type: ignore[operator]
     plots = found["plots"]
-    assert isinstance(plots, list) and all(box[1] > 80 for box in plots), plots
+    assert isinstance(plots, list) and len(plots) == 4 and all(300 < box[0] <= 360 and box[1] > 80 for box in plots), plots
+    assert found["scrolls"] == [] and isinstance(found["smallest"], float | int) and found["smallest"] >= 9, found
 
 
 def printed(page: Path) -> int:
