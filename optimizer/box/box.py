@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from optimizer.box import results
 from optimizer.box.frames import FrameReader
-from optimizer.box.program import conductor_program, guard_program, shim_program
+from optimizer.box.program import compiled, compiled_shim_program, conductor_program, guard_program, shim_program
 from optimizer.box.results import (
     Cleaned,
     CommandOutput,
@@ -93,7 +93,7 @@ class Box:
     ) -> dict[str, Any]:
         nonce = secrets.token_hex(16)
         request = {**arguments, "op": operation, "nonce": nonce, "deadline_s": deadline_s}
-        program = shim_program()
+        program = compiled_shim_program() if self.transport.same_python else shim_program()
         payload = b"%d\n" % len(program) + program + json.dumps(request).encode("ascii")
         reader = FrameReader(nonce, on_out)
         crash_point(f"box.{operation}.before")
@@ -410,6 +410,8 @@ class Box:
         """Runs Python source on the box as a marked child; ``on_line`` gets each line of its output, without the line
         break. It is gone, with everything it started, when this returns or the connection is lost."""
         rest = bytearray()
+        if self.transport.same_python and python is None:
+            source = compiled(source)
 
         def on_out(data: bytes) -> None:
             nonlocal rest

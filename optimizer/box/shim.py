@@ -14,42 +14,46 @@ import select
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
 from typing import Any
 
-from optimizer.box.plain import job, launch, look, machine, original, store, sweep
 from optimizer.box.plain.procfs import Refused
 
-OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+# Operation -> (module of ``plain``, function). A module is loaded by the first call that needs it: one call needs few.
+OPERATIONS = {
     # looking
-    "hello": look.hello,
-    "command": look.command,
-    "read_file": look.read_file,
-    "find_servers": look.find_servers,
-    "listeners": look.port_listeners,
-    "server_key": look.server_key,
-    "sample_gpu": look.sample_gpu,
-    "survey": machine.survey,
-    "holder": store.box_holder,
-    "read_log": launch.read_log,
-    "state": launch.state,
-    "guard_status": original.guard_status,
-    "listening": original.listening,
+    "hello": ("look", "hello"),
+    "command": ("look", "command"),
+    "read_file": ("look", "read_file"),
+    "find_servers": ("look", "find_servers"),
+    "listeners": ("look", "port_listeners"),
+    "server_key": ("look", "server_key"),
+    "sample_gpu": ("look", "sample_gpu"),
+    "survey": ("machine", "survey"),
+    "holder": ("store", "box_holder"),
+    "read_log": ("launch", "read_log"),
+    "state": ("launch", "state"),
+    "guard_status": ("original", "guard_status"),
+    "listening": ("original", "listening"),
     # changing
-    "lock": store.lock_box,
-    "unlock": store.unlock_box,
-    "heartbeat": store.heartbeat,
-    "cleanup": store.cleanup,
-    "launch": launch.launch,
-    "sweep": sweep.sweep,
-    "stop_original": sweep.stop_original,
-    "secure": original.secure,
-    "order": original.order,
-    "fence": original.fence,
-    "start_original": original.start_original,
-    "run_job": job.run_job,
+    "lock": ("store", "lock_box"),
+    "unlock": ("store", "unlock_box"),
+    "heartbeat": ("store", "heartbeat"),
+    "cleanup": ("store", "cleanup"),
+    "launch": ("launch", "launch"),
+    "sweep": ("sweep", "sweep"),
+    "stop_original": ("sweep", "stop_original"),
+    "secure": ("original", "secure"),
+    "order": ("original", "order"),
+    "fence": ("original", "fence"),
+    "start_original": ("original", "start_original"),
+    "run_job": ("job", "run_job"),
 }
+
+
+def _operation(name: str) -> Any:
+    module = "optimizer.box.plain." + OPERATIONS[name][0]
+    __import__(module)
+    return getattr(sys.modules[module], OPERATIONS[name][1])
 
 
 class DeadlineReached(BaseException):
@@ -103,7 +107,7 @@ def main() -> None:
         if request["op"] not in OPERATIONS:
             raise Refused("bad_request", "Unknown operation %r." % request["op"])
         _crash_point("shim.%s.begin" % request["op"])
-        answer: dict[str, Any] = {"ok": True, "result": OPERATIONS[request["op"]](request)}
+        answer: dict[str, Any] = {"ok": True, "result": _operation(request["op"])(request)}
         _crash_point("shim.%s.end" % request["op"])
     except Refused as refused:
         answer = {"ok": False, "kind": refused.kind, "message": refused.message, "more": refused.more}
@@ -120,6 +124,8 @@ def main() -> None:
             "more": {},
         }
     except Exception as error:
+        import traceback
+
         # Only the place, not the values: a traceback with locals could carry a credential.
         place = traceback.extract_tb(error.__traceback__)[-1]
         answer = {"ok": False, "kind": "internal", "more": {}, "message": "%s failed on the box: %s at %s:%s"

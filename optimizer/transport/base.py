@@ -52,9 +52,10 @@ class CommandResult(NamedTuple):
 
 
 class Transport(Protocol):
-    """A way to one box. ``name`` is what the user calls it."""
+    """A way to one box. ``name`` is what the user calls it; ``same_python``: the interpreter that runs us runs there."""
 
     name: str
+    same_python: bool
 
     async def run(
         self, stdin: bytes, timeout_s: float, on_stdout: Callable[[bytes], None] | None = None

@@ -28,6 +28,7 @@ class LocalTransport:
     ) -> None:
         self.name = name
         self.prefix = tuple(prefix)
+        self.same_python = not prefix
         self._python: str | None = None
         self._relays: dict[int, tuple[Relay, int]] = {}
         self.home = home

@@ -68,6 +68,7 @@ class SSHTransport:
     def __init__(self, host: str, *, user: str | None = None, port: int | None = None,
                  config: Sequence[Path] | None = None, prefix: Sequence[str] = (), **options: Any) -> None:  # fmt: skip
         self.name = f"{user}@{host}" if user else host
+        self.same_python = False  # it may be any
         self._prefix = tuple(prefix)
         self._relays: dict[int, tuple[Relay, int]] = {}
         self._host = host

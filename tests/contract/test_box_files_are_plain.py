@@ -126,7 +126,7 @@ def test_every_python_of_this_machine_loads_what_is_sent() -> None:
         program, call, end = sent.rpartition(b"sys.modules[_main].main()")
         assert call
         assert not end.strip()
-        texts[name] = program
+        texts[name] = program + b"for _name in _sources: __import__(_name)\n"  # as it runs, it loads what a call needs
     tried = supported().values()
     assert tried, "not even the Python that runs this test was found"
     for interpreter in tried:

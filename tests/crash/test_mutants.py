@@ -160,7 +160,9 @@ async def test_a_mutant_of_the_box_is_caught(name: str, broken: bool, home: Path
         monkeypatch.setattr(program, "_text", lambda *parts: changed(real(*parts), *mutant.edits) if parts[-1] == mutant.file else real(*parts))
         source = program.shim_program.__wrapped__()
         monkeypatch.setattr(box_module, "shim_program", lambda: source)
-    box = Box(LocalTransport(home=home))
+    transport = LocalTransport(home=home)
+    transport.same_python = False  # the text is sent, which is what a mutant changes
+    box = Box(transport)
     if broken:
         with pytest.raises(AssertionError):
             await mutant.check(box, server)

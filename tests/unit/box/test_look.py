@@ -159,7 +159,7 @@ async def test_box_without_python(tmp_path: Path) -> None:
     from optimizer.transport.base import CommandResult
 
     class NoPython:
-        name = "bare"
+        name, same_python = "bare", False
 
         async def run(self, stdin: bytes, timeout_s: float, on_stdout: object = None) -> CommandResult:
             return CommandResult(127, b"", b"sh: 1: python3: not found", False)

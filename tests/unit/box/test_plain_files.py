@@ -43,7 +43,7 @@ class Other(LocalTransport):
 
     def __init__(self, python: str, home: Path) -> None:
         super().__init__(home=home)
-        self.python = python
+        self.python, self.same_python = python, False
 
     async def run(self, stdin, timeout_s, on_stdout=None):  # type: ignore[no-untyped-def]
         real, sys.executable = sys.executable, self.python
