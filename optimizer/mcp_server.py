@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from optimizer import __version__, api
 from optimizer.errors import OptimizerError, UsageError
-from optimizer.runner.signals import ask_all
+from optimizer.runner.signals import NAMES, ask_all, routed
 
 READS = ToolAnnotations(readOnlyHint=True, destructiveHint=False, openWorldHint=False)
 LOOKS = ToolAnnotations(readOnlyHint=True, destructiveHint=False, openWorldHint=True)  # reads a box
@@ -133,13 +133,13 @@ def server(runs: Path, *, allow_run: bool) -> MCPServer[Any]:
 
 
 def serve(runs: Path, *, allow_run: bool) -> None:
-    """Until standard input ends. A study that runs by then goes on to its end; SIGTERM (`optimize stop`) and Ctrl-C have it close."""
+    """Until standard input ends. A study that runs by then goes on to its end; SIGTERM (`optimize stop`), SIGHUP and Ctrl-C have it close."""
 
     def asked(number: int, _: object) -> None:
-        if not ask_all(f"Interrupted by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}."):
+        if not ask_all(f"Interrupted by {NAMES[signal.Signals(number)]}."):
             signal.signal(number, signal.SIG_DFL)  # nothing to close: at once, whoever waits at standard input
             os.kill(os.getpid(), number)
 
-    for one in (signal.SIGINT, signal.SIGTERM):
+    for one in routed():
         signal.signal(one, asked)
     server(runs, allow_run=allow_run).run("stdio")

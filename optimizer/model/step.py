@@ -151,3 +151,9 @@ Step = Annotated[
     Observe | Secure | Calibrate | Launch | AwaitReady | Measure | Check | Stop | Propose | Restore, Field(discriminator="kind")
 ]
 STEP: TypeAdapter[Step] = TypeAdapter(Step)
+
+
+def server_seconds(step: Step, took_s: float, time_scale: float) -> float:
+    """What ``took_s`` of our clock were on the server's: its start and its load run ``time_scale`` times as fast on a simulated box,
+    and so cost that much of the budget; everything else is our own handling."""
+    return round(took_s * (time_scale if isinstance(step, Launch | AwaitReady | Measure) else 1.0), 3)

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from optimizer.errors import BoxError, UsageError
 from optimizer.model.measurement import LoadPoint, ValidityCode
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
+from optimizer.runner.signals import routed
 from optimizer.runner.tooling import ToolRunner, work_of
 
 LINE_BYTES = 64 << 20  # of the longest line: the summary, with an in-flight series of an hour
@@ -254,9 +254,9 @@ def loads_of(text: str, whole: bool) -> tuple[float, ...]:
 
 @contextlib.asynccontextmanager
 async def interruptible(benches: Sequence[Bench]) -> AsyncIterator[None]:
-    """SIGINT and SIGTERM end the running load and keep what was measured; a second one ends this process as usual."""
+    """SIGINT, SIGTERM and SIGHUP end the running load and keep what was measured; a second one ends this process as usual."""
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = tuple(routed())
     tasks: set[asyncio.Task[None]] = set()
 
     def asked() -> None:

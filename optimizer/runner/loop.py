@@ -4,6 +4,7 @@ is in the journal before anything else happens, so that dying at any line loses 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from optimizer.crashpoint import crash_point
 from optimizer.errors import Interrupted, NeedsOperator
 from optimizer.model.entry import Entry
 from optimizer.model.outcome import Failed
-from optimizer.model.step import Secure, Step
+from optimizer.model.step import Secure, Step, server_seconds
 from optimizer.runner.base import Effect, EntryLog, Executor
 
 MAX_UNKNOWN = 3  # reconciliations of one intent before a person is asked
@@ -51,11 +52,13 @@ class StopRequest:
         if self._task is not None:
             self._task.cancel()
 
-    async def guard(self, work: Awaitable[Effect], *, closing: bool, short: bool = False) -> Effect:
-        """Await ``work``; a stop request turns it into Failed(interrupted). Of a ``closing`` step only hurry does, by raising Hurried;
-        a ``short`` one is never interrupted: half done it would leave the box neither ours nor free."""
-        if short:
+    async def guard(self, work: Awaitable[Effect], step: Step, state: State) -> Effect:
+        """Await ``work``, which does ``step``; a stop request turns it into Failed(interrupted), with the time that it took until then.
+        Of a step that closes the study only hurry does, by raising Hurried; taking the box and giving it back are never interrupted:
+        half done they would leave it neither ours nor free."""
+        if isinstance(step, Secure):
             return await work
+        closing, began = state.closing is not None, time.monotonic()
         task: asyncio.Future[Effect] = asyncio.ensure_future(work)
         self._task, self._closing = task, closing
         if self.reason is not None and not closing:
@@ -67,7 +70,9 @@ class StopRequest:
                 raise Hurried from None
             if closing or self.reason is None:
                 raise
-            return Effect(Failed(cause="interrupted", message=self.reason, retryable=True, body={"spawned": True}))
+            scale = state.spec.time_scale if state.spec is not None else 1.0
+            took_s = server_seconds(step, time.monotonic() - began, scale)
+            return Effect(Failed(cause="interrupted", message=self.reason, retryable=True, body={"spawned": True}, duration_s=took_s))
         finally:
             self._task = None
 
@@ -139,17 +144,12 @@ async def drive(log: EntryLog, executor: Executor, plan: Plan, *, stop: StopRequ
                 append("intent", {"step": decision.model_dump(mode="json")}, key=decision.key)
                 crash_point("loop.after_intent")
                 try:
-                    effect = await stop.guard(executor.execute(decision), closing=state.closing is not None, short=_is_short(decision))
+                    effect = await stop.guard(executor.execute(decision), decision, state)
                 except Hurried:
                     continue
                 crash_point("loop.after_effect")
                 _record(decision, effect, append)
                 crash_point("loop.after_outcome")
-
-
-def _is_short(step: Step) -> bool:
-    """Taking the box and giving it back: half done it would be neither ours nor free."""
-    return isinstance(step, Secure)
 
 
 async def _settle(step: Step, state: State, executor: Executor, append: Callable[..., None], stop: StopRequest, *, attempts: int) -> None:
@@ -159,7 +159,7 @@ async def _settle(step: Step, state: State, executor: Executor, append: Callable
             f"How the step '{step.kind}' ({step.key}) ended could not be found out in {MAX_UNKNOWN} attempts.",
             hint="Check the box, then run `optimize resume` again, or `optimize restore --host …` to bring the original server back.",
         )
-    effect = await stop.guard(executor.reconcile(step), closing=state.closing is not None, short=_is_short(step))
+    effect = await stop.guard(executor.reconcile(step), step, state)
     _record(step, effect, append)
 
 

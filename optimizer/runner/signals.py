@@ -1,5 +1,6 @@
-"""Ctrl-C and SIGTERM. Once: the running step is cancelled and the study closes, which restores what was found. Ctrl-C a second time: the
-closing step is broken off as well, and the guard on the box, which restores by itself, is told to do it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP (whose terminal or session is gone). Once: the running step is cancelled and the study closes, which
+restores what was found. Ctrl-C a second time: the closing step is broken off as well, and the guard on the box, which restores by
+itself, is told to do it at once."""
 
 from __future__ import annotations
 
@@ -16,13 +17,20 @@ SAME_S = 0.5
 TOLD = "Closing: our server is taken down and the box restored. Ctrl-C again leaves that to the guard on the box, at once."
 HURRIED = "Ctrl-C again: the guard on the box is told to restore it at once."
 
+NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP (its terminal was closed)"}
+
 _in_threads: list[tuple[asyncio.AbstractEventLoop, StopRequest]] = []  # studies that no signal can reach by itself
+
+
+def routed() -> dict[signal.Signals, str]:
+    """The signals that end a command in order, with their names for people. Without SIGHUP under ``nohup``, which means: go on."""
+    return {number: name for number, name in NAMES.items() if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
 
 
 @contextmanager
 def interruptible(stop: StopRequest, say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Route SIGINT and SIGTERM of this process to ``stop``. ``say`` gets what a waiting person should know; with one, this is a command
-    that is about to leave with its result, and a signal that comes later than that changes nothing any more.
+    """Route SIGINT, SIGTERM and SIGHUP of this process to ``stop``. ``say`` gets what a waiting person should know; with one, this is a
+    command that is about to leave with its result, and a signal that comes later than that changes nothing any more.
 
     In a thread other than the main one nothing is routed, as Python allows no handler there: ``ask_all`` reaches the study."""
     loop = asyncio.get_running_loop()
@@ -33,7 +41,7 @@ def interruptible(stop: StopRequest, say: Callable[[str], None] | None = None) -
         finally:
             _in_threads.remove((loop, stop))
         return
-    names = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+    names = routed()
     last = -SAME_S
 
     def asked(number: signal.Signals) -> None:

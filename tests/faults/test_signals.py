@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a study runs: it ends with 130, the box is as it was, and what was known is in the journal."""
+"""Ctrl-C, SIGTERM and a closed terminal while a study runs: it ends with 130, the box is as it was, and what was known is in the journal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ended(box: FastBox, process: subprocess.Popen[str], study: str, *, serving: 
         (signal.SIGINT, "Reading the box"),
         (signal.SIGTERM, "Locking the box"),
         (signal.SIGINT, "Calibrating"),
-        (signal.SIGTERM, "Launching (baseline)"),
+        (signal.SIGHUP, "Launching (baseline)"),
         (signal.SIGINT, "Waiting until"),
         (signal.SIGTERM, "Measuring"),
         (signal.SIGINT, "Stopping launch"),

@@ -1,6 +1,7 @@
 """The loop beside the core: attempts of a resumed process, replay of a study with a lost link, and a measurement that is cut."""
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 from optimizer.engines.registry import engine
 from optimizer.errors import BoxError, NeedsOperator, UsageError
 from optimizer.model.outcome import Unknown
-from optimizer.model.step import Launch, Level, Measure
+from optimizer.model.step import Calibrate, Launch, Level, Measure
 from optimizer.model.study import LaunchSpec
 from optimizer.runner import measure as measuring
 from optimizer.runner.base import Effect
 from optimizer.runner.context import BoxContext, Served, Session, Worker
-from optimizer.runner.loop import drive
+from optimizer.runner.loop import StopRequest, drive
 from optimizer.runner.recorded import MemoryLog, RecordedExecutor
+from optimizer.runner.signals import routed
 from optimizer.wiring import Options, Roots, prepare
 from tests.unit.core.model_box import PLAN, ModelBox, spec, unknown
 from tests.unit.core.test_state_machine import EAGER, speed
@@ -96,6 +98,42 @@ def test_a_measurement_that_is_cut_leaves_nobody_sampling(monkeypatch: pytest.Mo
 
     asyncio.run(main())
     assert sampling == ["begun", "ended"]
+
+
+class StuckIn(ModelBox):
+    """A step of kind ``step`` never ends; ``stop`` is asked as soon as it runs, some of our milliseconds later."""
+
+    def __init__(self, step: type[Launch | Measure | Calibrate], stop: StopRequest, after_s: float) -> None:
+        super().__init__(EAGER, speed)
+        self.stuck, self.asked, self.after_s = step, stop, after_s
+
+    async def execute(self, step: Any) -> Effect:
+        if isinstance(step, self.stuck):
+            asyncio.get_running_loop().call_later(self.after_s, self.asked.ask, "Interrupted by Ctrl-C.")
+            await asyncio.sleep(60)
+        return await super().execute(step)
+
+
+@pytest.mark.parametrize(("step", "scale"), [(Measure, 1.0), (Measure, 1000.0), (Launch, 1000.0), (Calibrate, 1.0)])
+def test_an_interrupted_step_costs_the_time_that_it_ran_on_the_servers_clock(step: Any, scale: float) -> None:
+    stop, log, after_s = StopRequest(), MemoryLog(), 0.05
+    box = StuckIn(step, stop, after_s)
+    log.append("opened", {"spec": spec(time_scale=scale).plain()}, expect=0)
+    asyncio.run(drive(log, box, PLAN, stop=stop))
+    cut = [entry.body["outcome"] for entry in log.read() if entry.kind == "outcome" and entry.body["outcome"].get("cause") == "interrupted"]
+    assert len(cut) == 1
+    assert after_s * scale <= cut[0]["duration_s"] < (after_s + 30) * scale
+
+
+def test_a_closed_terminal_ends_a_study_in_order_and_nohup_means_go_on() -> None:
+    held = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert set(routed()) == {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert set(routed()) == {signal.SIGINT, signal.SIGTERM}
+    finally:
+        signal.signal(signal.SIGHUP, held)
 
 
 def test_an_error_rate_alone_is_no_target(tmp_path: Path) -> None:
