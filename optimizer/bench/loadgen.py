@@ -983,6 +983,7 @@ class Generator:
         self.records, self.series, self.states, self.examples = [], [], [], {}
         self.kept, self.granted = [], 0
         self.errors, self.errors_window, self.itl = {}, {}, {}
+        self.silent = []  # of the requests that were cut: seconds since their last event, or since they were sent
         self.tokens = [0.0] * SUB_WINDOWS
         self.arrivals = [0] * SUB_WINDOWS
         self.lags = []
@@ -1590,6 +1591,7 @@ class Generator:
             connection.request = connection.response = None
             if response is not None:
                 self.cut += 1
+                self.silent.append(now - response.heard(request.sent))
                 self._account(request, response, now, None, None, None, cut=True)
             if connection.transport is not None:
                 connection.transport.abort()
@@ -1662,6 +1664,7 @@ class Generator:
             "sent": self.sent,
             "sent_window": self.sent_window,
             "cut": self.cut,
+            "silent_s": [round(one * scale, 3) for one in sorted(self.silent)],
             "reconnects": self.reconnects,
             "errors": self.errors,
             "errors_window": self.errors_window,

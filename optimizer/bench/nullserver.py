@@ -16,6 +16,8 @@ import asyncio
 import gzip
 import json
 import signal
+import socket
+import struct
 import sys
 import time
 
@@ -296,8 +298,13 @@ def _bad_json(server, body):
 
 
 def _reset_midway(server, body):
+    def reset():
+        # Without a pause for what was not sent yet: the peer gets a reset, not an end.
+        server.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.transport.abort()
+
     server.transport.write(HEAD + Stream(server, server.transport, body).piece)
-    asyncio.get_running_loop().call_later(0.01, server.transport.abort)
+    asyncio.get_running_loop().call_later(0.01, reset)
 
 
 def _truncate(server, body):

@@ -28,6 +28,7 @@ LAG_SHARE_LIMIT = 0.10
 COUNTED_TOLERANCE = 0.01  # between what the engine counted and what came here
 IN_FLIGHT_TOKENS = 32  # of one request: made by the server when we hung up, not read any more
 CLOCK_STEP_LIMIT_S = 1.0
+STALLED_TIMES, STALLED_AT_LEAST_S = 3.0, 2.0  # silent so many times longer than any request took that ended: it hangs
 
 
 def build_job(
@@ -175,9 +176,19 @@ class _Point:
         self.full = [row for row in self.ended if not row["first_wave"]]
         self.first = [row for row in self.rows if row["first"] is not None and 0 <= row["first"] < self.window_s]
         self.tokens = sum(summary["tokens"])
-        self.failed = sum(summary["errors_window"].values())
+        self.stalled = self._stalled()
+        self.failed = sum(summary["errors_window"].values()) + self.stalled
         self.invalid: list[Invalidity] = []
         self.notes: list[str] = []
+
+    def _stalled(self) -> int:
+        """Requests that were cut and had been silent for much longer than any other took from asking to its end. The deadline of a
+        silent request is a minute or more: a window may be over before it."""
+        took = [row["ended"] - row["scheduled"] for row in self.rows if row["ok"] and row["ended"] is not None]
+        if len(took) < 3:
+            return 0
+        limit = max(STALLED_AT_LEAST_S, STALLED_TIMES * max(took))
+        return sum(silent > limit for silent in self.summary.get("silent_s", ()))
 
     def load_point(self) -> LoadPoint:
         prompts = [row["prompt"] for row in self.ended if row["prompt"] is not None]
@@ -198,7 +209,7 @@ class _Point:
             window_s=self.window_s,
             metrics=metrics,
             windows_tokens_per_s=tuple(windows),
-            errors={str(key): int(count) for key, count in self.summary["errors"].items()},
+            errors={str(key): int(count) for key, count in self.summary["errors"].items()} | ({"stalled": self.stalled} if self.stalled else {}),
             mean_output_tokens=sum(lengths) / len(lengths) if lengths else None,
             client_cpu_share=self.summary["cpu_share"],
             invalid=tuple(self.invalid),
@@ -309,7 +320,7 @@ class _Point:
         if summary["chunks_window"] < MIN_CHUNKS:
             self._reject(
                 ValidityCode.TOO_FEW_REQUESTS,
-                f"{summary['chunks_window']} chunks in {self.window_s:.0f} s, needed {MIN_CHUNKS}",
+                f"{summary['chunks_window']} chunks in {self.window_s:.0f} s, needed {MIN_CHUNKS}{self._silence()}",
             )
         elif not summary["finished_ok"]:
             self.notes.append("no request finished before the window ended: tokens were counted from chunks, one each")
@@ -338,6 +349,12 @@ class _Point:
                     ValidityCode.OVER_SATURATED,
                     f"requests in flight and TTFT both grew at {summary['rate_per_s']:g} requests/s",
                 )
+
+    def _silence(self) -> str:
+        silent = self.summary.get("silent_s") or ()
+        if self.summary["chunks_window"] or not silent:
+            return ""
+        return f"; {len(silent)} requests were under way, and none had brought anything for {min(silent):.3g} s or longer"
 
     def _output_length(self, lengths: Sequence[int]) -> None:
         """The same work in every arm: as many tokens as were asked for, on average over the requests that ended."""
@@ -372,7 +389,8 @@ class _Point:
 
     def _errors(self) -> None:
         summary = self.summary
-        classes = ", ".join(f"{name} {count}" for name, count in sorted(summary["errors_window"].items()))
+        failed = dict(summary["errors_window"]) | ({"stalled": self.stalled} if self.stalled else {})
+        classes = ", ".join(f"{name} {count}" for name, count in sorted(failed.items()))
         if summary.get("interrupted"):
             self._reject(ValidityCode.INTERRUPTED, f"stopped by a signal after {self.window_s:.3g} s of the window of {summary['window_s']:g} s")
         elif summary["gave_up"]:
