@@ -14,6 +14,7 @@ from optimizer.core.plan import Plan
 from optimizer.core.prior import PRIOR_ART, compared
 from optimizer.core.refuse import foreseen, refuse
 from optimizer.core.resolve import canonical_settings
+from optimizer.core.score import probability_of
 from optimizer.core.state import Belief, State
 from optimizer.errors import UsageError
 from optimizer.model.base import Value
@@ -273,11 +274,16 @@ def _evidence(state: State, plan: Plan, book: Playbook) -> dict[str, Any] | None
         return None
     out = next((item for item in state.ruled_out if item["id"] == book.id), None)
     return {
-        "id": book.id, "claim": book.claim, "probability": row["probability"], "score_db": row["score_db"], "prior_db": row["prior_db"],
+        "id": book.id, "claim": book.claim, "probability": row["probability"], "probability_measured": _with_measurement(belief), "score_db": row["score_db"], "prior_db": row["prior_db"],
         "for": row["for"], "against": out["against"] if out else row["against"], "ruled_out": out is not None, "testable": row["testable"],
         "predicts": row["ratio"], "status": belief.status if belief else "open", "reason": belief.reason if belief else "",
         "entry": belief.entry if belief else 0, "why_untested": _why_untested(state, row, belief), "what_would_decide": book.discriminating_test,
     }  # fmt: skip
+
+
+def _with_measurement(belief: Belief | None) -> float | None:
+    """The probability with the weight of the measurement that cured the cause; None: nothing was kept for it."""
+    return None if belief is None or belief.final_db is None else probability_of(belief.final_db)
 
 
 def _why_untested(state: State, row: Mapping[str, Any], belief: Belief | None) -> str:

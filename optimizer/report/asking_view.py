@@ -84,7 +84,9 @@ def _measured(item: Mapping[str, Any]) -> str:
 
 def _evidence(row: Mapping[str, Any]) -> list[str]:
     out = "ruled out by evidence alone" if row["ruled_out"] else row["status"].replace("_", " ")
-    lines = [f"  {row['id']}: {row['claim']} Probability {row['probability']:.2f} ({out})"]
+    measured = row["probability_measured"]
+    believed = f"{row['probability']:.2f} as ranked, {measured:.2f} with what was measured of it" if measured is not None else f"{row['probability']:.2f}"
+    lines = [f"  {row['id']}: {row['claim']} Probability {believed} ({out})"]
     lines += [f"    against it: {text}" for text in facts_text(row["against"])]
     lines += [f"    for it: {text}" for text in facts_text(row["for"])]
     if row["status"] in ("open", "stale") and row["why_untested"]:

@@ -22,7 +22,7 @@ from optimizer.model.settings import Settings
 from optimizer.model.step import Launch
 from optimizer.report import reproducing
 from optimizer.report.both_sides import both_sides, both_sides_markdown
-from optimizer.report.document import left, trials
+from optimizer.report.document import left, ruled_out, trials
 from optimizer.report.prose import changes_text, number, result_text, sentence
 
 
@@ -251,7 +251,7 @@ def _hypotheses(result: Mapping[str, Any]) -> list[str]:
 
 def _ruled_out(state: State) -> list[str]:
     rows = []
-    for item in state.ruled_out:
+    for item in ruled_out(state):
         facts = [f"{against['fact']} = {against['value']} ({against['db']:+g} db)" for against in item["against"] if "fact" in against]
         rows.append(f"- {item['id']} ({item['family']}): {', '.join(facts) or 'by another hypothesis'}")
     return ["## Ruled out by evidence alone, without a launch", "", *rows, ""] if rows else []
