@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 
+from optimizer.core.once import once_for
 from optimizer.model.answers import TIE_NATS, AnswerComparison, AnswerPass, ProbeAnswer
 from optimizer.stats.agreement import chance_of_as_many, chance_of_separation
 
@@ -28,6 +29,12 @@ def compare(reference: Sequence[AnswerPass], candidate: Sequence[AnswerPass]) ->
     """``candidate`` against ``reference``; None where one of them was never asked the same probes."""
     if not reference or not candidate:
         return None
+    if isinstance(reference, tuple) and isinstance(candidate, tuple):  # of one state: asked for by every look and by the summary
+        return once_for("answers", lambda: _compared(reference, candidate), reference, candidate)
+    return _compared(reference, candidate)
+
+
+def _compared(reference: Sequence[AnswerPass], candidate: Sequence[AnswerPass]) -> AnswerComparison | None:
     probes = candidate[-1].probes
     before = [one for one in reference if one.probes == probes]
     after = [one for one in candidate if one.probes == probes]
@@ -73,6 +80,8 @@ class _Prompt:
 
 def first_difference(a: ProbeAnswer, b: ProbeAnswer) -> int | None:
     """Index of the first token in which they differ, an early end included; None when they are the same."""
+    if a.tokens == b.tokens:  # most are, and are told at once
+        return None
     for index, (mine, other) in enumerate(zip(a.tokens, b.tokens, strict=False)):
         if mine != other:
             return index

@@ -98,8 +98,9 @@ def _compare(when: Mapping[str, Any], view: View) -> Answer:
         return _UNKNOWN
     answers: list[tuple[bool | None, tuple[Fact, ...]]] = []
     wanted = when[operator]
+    plain = (type(wanted) in _KINDS and type(wanted) is not dict) or not isinstance(wanted, _TREE)
     for value, fact in observations:
-        right, other = _right(wanted, view, fact, when) if isinstance(wanted, _TREE) else (_Operand(wanted), None)
+        right, other = (_Operand(wanted), None) if plain else _right(wanted, view, fact, when)
         used = tuple(item for item in (fact, other) if item is not None)
         answers.append((None if right is None else _answer(operator, _Operand(value, _bound(fact)), right), used))
     # Several observations of one name differ in their labels; the rule holds if it holds for one of them.
@@ -148,7 +149,7 @@ def _observed(operand: Mapping[str, Any], view: View) -> Iterator[tuple[Value, F
             # A probe without a metric is about speed; what it did to another metric answers only who asks for that one.
             if METRIC in fact.labels and METRIC not in labels:
                 continue
-            if all(_same(fact.labels.get(key), wanted) for key, wanted in labels.items()):
+            if not labels or all(_same(fact.labels.get(key), wanted) for key, wanted in labels.items()):
                 yield fact.value, fact
     if "setting" in operand and (name := str(operand["setting"])) in view.settings:
         yield view.settings[name], None
@@ -281,9 +282,12 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+_NO_LABELS: Mapping[str, Any] = {}
+
+
 def _labels(operand: Mapping[str, Any]) -> Mapping[str, Any]:
     labels = operand.get("labels")
-    return labels if isinstance(labels, Mapping) else {}
+    return labels if labels is not None and isinstance(labels, _TREE) else _NO_LABELS
 
 
 # --- the shape of a tree -------------------------------------------------------------------------------------------

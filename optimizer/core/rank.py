@@ -96,10 +96,14 @@ def _concerns(book: Playbook, engine: str) -> bool:
 
 def ranked_body(state: State, plan: Plan) -> dict[str, Any]:
     """The ranking for the journal: those that stand out, with what speaks for them, and whether the target is out of reach."""
-    found = rows(state, plan)
-    shown = [row for row in found if row["probability"] >= SHOWN_PROBABILITY or row["status"] != "open"][:SHOWN]
+    look, items = view(state, plan), scored(state, plan)
+    found = [_row(state, plan, item, look) for item in items if _stands_out(state, item)]  # what can be tested is among them
     kind, sentence = picture.out_of_reach(state, plan, found)
-    return {"hypotheses": shown, "ruled_out": _ruled_out(found), "reach": kind, "out_of_reach": sentence}
+    return {"hypotheses": found[:SHOWN], "ruled_out": _ruled_out(items), "reach": kind, "out_of_reach": sentence}
+
+
+def _stands_out(state: State, item: Scored) -> bool:
+    return round(item.probability, 4) >= SHOWN_PROBABILITY or state.beliefs.get(item.id, Belief()).status != "open"
 
 
 def rows(state: State, plan: Plan) -> list[dict[str, Any]]:
@@ -108,11 +112,12 @@ def rows(state: State, plan: Plan) -> list[dict[str, Any]]:
     return [_row(state, plan, item, look) for item in scored(state, plan)]
 
 
-def _ruled_out(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _ruled_out(items: Sequence[Scored]) -> list[dict[str, Any]]:
     """Causes that the evidence alone excludes, strongest first: what nobody has to spend a launch on."""
-    found = [row for row in rows if row["against"] and row["score_db"] <= row["prior_db"] - RULED_OUT_DB]
-    found.sort(key=lambda row: (row["score_db"], row["id"]))
-    return [{"id": row["id"], "family": row["family"], "score_db": row["score_db"], "against": row["against"]} for row in found]
+    found = [(round(item.score_db, 2), item) for item in items if round(item.score_db, 2) <= item.prior_db - RULED_OUT_DB]
+    found.sort(key=lambda one: (one[0], one[1].id))
+    rows = ((score_db, item, [_evidence(hit) for hit in item.opposing[:2]]) for score_db, item in found)
+    return [{"id": item.id, "family": item.family, "score_db": score_db, "against": against} for score_db, item, against in rows if against]
 
 
 def _row(state: State, plan: Plan, item: Scored, look: Look) -> dict[str, Any]:
