@@ -199,6 +199,40 @@ def role_hangs(box: PDBox, role: str) -> None:
     assert box("replay", "hangs", "--verify", "--json").json["identical"]
 
 
+class Impatient(PDBox):
+    """Its coordinators take a start whose log stands still for a hang after seconds instead of a quarter of an hour."""
+
+    def command(self, *words: str) -> list[str]:
+        python, _, _, *given = super().command(*words)
+        return [python, "-c", "from optimizer.runner import execute; execute.SILENT_START_S = 10.0; from optimizer.__main__ import main; main()", *given]
+
+
+def role_hangs_starting(box: PDBox, role: str) -> None:
+    """It never becomes ready, while the others are: what was there before comes back, and the launch is not measured."""
+    box.serve()
+    before = box.serving()
+    process = box.start(*box.study("late", "--finish", "restore", launch=False))
+
+    def victim() -> int | None:
+        assert process.poll() is None, box.told(process)
+        if "Waiting until" not in box.told(process):
+            return None
+        ours = {pid for pid, launch in box.marked().items() if launch.startswith("late:")}
+        return next((pid for pid in sorted(ours) if is_role(box.words_of(pid), role)), None)
+
+    pid = wait_until(victim, 120, f"{role} is there")
+    os.kill(pid, signal.SIGSTOP)
+    done = box.finish(process)
+    assert "Traceback" not in done.err, done.err
+    outcomes = [entry.body["outcome"] for entry in entries(box.runs / "late") if entry.kind == "outcome"]
+    failed = [one for one in outcomes if one["status"] == "failed"]
+    assert failed and failed[0]["cause"] in ("hang_loading", "unresponsive"), (failed, done.err)
+    assert role in failed[0]["message"] or failed[0]["cause"] == "unresponsive", failed
+    assert box.serving() == before
+    box.assert_clean(serving=True)
+    assert box("replay", "late", "--verify", "--json").json["identical"]
+
+
 def is_role(words: list[str], role: str) -> bool:
     return ("sglang_router.launch_router" in words) if role == "router" else ("--disaggregation-mode" in words and role in words)
 
@@ -224,7 +258,10 @@ def families(first: int, count: int) -> dict[str, list[Case]]:
         "gone": [
             Case(f"killed at: {phase}, {'an original' if owned else 'none'}", on_a_box(gone, phase, owned)) for phase in PHASES for owned in (True, False)
         ],
-        "hangs": [Case(f"{role} hangs in the window", on_a_box(role_hangs, role, made=PDBox)) for role in NAMES],
+        "hangs": [
+            *(Case(f"{role} hangs in the window", on_a_box(role_hangs, role, made=PDBox)) for role in NAMES),
+            *(Case(f"{role} hangs before it is ready", on_a_box(role_hangs_starting, role, made=Impatient)) for role in NAMES),
+        ],
         "roles": [
             *(Case(f"{role} dies: {moment}, {'theirs' if owned else 'described'}", on_a_box(role_dies, role, moment, owned, made=PDBox))
               for moment in MOMENTS for role in NAMES for owned in (True, False)),

@@ -1,6 +1,6 @@
 """Drift of the box (E7): a baseline that is measured again and misses its own earlier launches by more than launches differ, an engine
-build that is no longer the one that was measured, or a launch that starts otherwise than the one before it with the same settings. What
-was measured before then says nothing about what is measured after. Pure; what follows from it is folded by ``state``."""
+build or a GPU driver that is no longer the one that was measured, or a launch that starts otherwise than the one before it with the same
+settings. What was measured before then says nothing about what is measured after. Pure; what follows from it is folded by ``state``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from optimizer.core.state import ArmState, LaunchResult, State
 from optimizer.model.startup import Flip
 from optimizer.stats.noise import pooled_noise
 
-BUILD = "engine.version"
+# What no setting can change: these are compared across settings too, and what each says of the box.
+INSTALLED = {"engine.version": "the engine on the box is another build", "gpu.driver": "the GPU driver on the box is another one"}
 # Lists that logs and servers fill differently from one start to the next, and a share that the load decides.
 SYMPTOMS = frozenset({"startup.warnings", "settings.resolved", "prefill.graph_used_share", "nccl.env"})
 NUMBERS_DIFFER = 1.1
@@ -28,8 +29,8 @@ def found(state: State) -> dict[str, Any] | None:
 
 
 def _started_otherwise(state: State) -> dict[str, Any] | None:
-    """The latest launch against what it has to equal: the engine's build against the comparator's, its start-up facts against the launch
-    before it with the same settings. No setting is to blame for either."""
+    """The latest launch against what it has to equal: the engine's build and the driver against the comparator's, its start-up facts
+    against the launch before it with the same settings. No setting is to blame for either."""
     base = state.base_arm
     tested = state.arm(state.test.settings) if state.test is not None and state.test.settings is not None else base
     arm = max((base, tested), key=lambda one: one.results[-1].entry if one.results else 0)
@@ -37,13 +38,15 @@ def _started_otherwise(state: State) -> dict[str, Any] | None:
         return None
     flips = [flip for flip in ledger.flips(arm.evidence_before, arm.evidence, {}, {}) if _tells(flip)]
     others = len(base.results) if arm is not base else len(base.results) - 1
-    if arm is not base and others and not any(flip.fact == BUILD for flip in flips):
-        flips += [flip for flip in ledger.flips(base.evidence, arm.evidence, {}, {}) if flip.fact == BUILD]
+    if arm is not base and others:
+        told = {flip.fact for flip in flips}
+        flips += [flip for flip in ledger.flips(base.evidence, arm.evidence, {}, {}) if flip.fact in INSTALLED and flip.fact not in told]
     if not flips or not others:
         return None
     last, stale = arm.results[-1], _stale(state)
     said = ", ".join(f"{flip.fact} {flip.before} -> {flip.after}" for flip in flips)
-    what = "the engine on the box is another build" if any(flip.fact == BUILD for flip in flips) else "a launch of the same settings started otherwise"
+    installed = [said_of for fact, said_of in INSTALLED.items() if any(flip.fact == fact for flip in flips)]
+    what = " and ".join(installed) or "a launch of the same settings started otherwise"
     why = f"{what} ({said}), and no setting did that. Only what is measured from here on is compared.{_again(stale)}"
     return {
         "fingerprint": arm.settings.digest, "launch": last.launch, "entry": last.entry, "value": last.value, "flips": [flip.plain() for flip in flips],

@@ -13,6 +13,7 @@ from optimizer.model.startup import Flip
 # The facts that every launch is compared on. Facts that only one side has are not compared: missing is not false.
 STARTUP_FACTS = (
     "engine.version",
+    "gpu.driver",
     "engine.generation",
     "engine.device",
     "engine.model_runner",

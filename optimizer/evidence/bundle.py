@@ -39,6 +39,7 @@ FOLDER_FILES = (
     "gpu.csv",
     "topo.txt",
     "nvidia-smi-q.txt",
+    "gpu_driver.csv",
     "bench.json",
     "config.json",
     "nccl.log",

@@ -18,7 +18,14 @@ from optimizer.evidence.llamacpp_log import LlamacppLog
 from optimizer.evidence.llamacpp_props import llamacpp_props_facts
 from optimizer.evidence.model_config import config_facts, read_config
 from optimizer.evidence.nccl_log import NcclLog
-from optimizer.evidence.nvidia_smi import confidential_facts, csv_facts, p2p_facts, query_facts, topo_facts
+from optimizer.evidence.nvidia_smi import (
+    confidential_facts,
+    csv_facts,
+    driver_facts,
+    p2p_facts,
+    query_facts,
+    topo_facts,
+)
 from optimizer.evidence.positions import Positions
 from optimizer.evidence.prometheus import metrics_facts, parse_metrics, series_facts
 from optimizer.evidence.rocm_smi import amd_metric_facts, amd_static_facts, rocm_facts
@@ -372,6 +379,10 @@ def _gpu_parts(
         parts.append(part.evidence())
     if gpus == 0:
         return []
+    if "gpu_driver.csv" in files:  # asked beside the load: what was asked once for the box may have been replaced since
+        part = Found("gpu_driver.csv")
+        driver_facts(part, files["gpu_driver.csv"])
+        parts.append(part.evidence())
     for name, read in _AMD:
         if name in files:
             part = Found(name)

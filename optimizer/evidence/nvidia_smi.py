@@ -6,6 +6,7 @@ from optimizer.evidence.found import Found, quantile
 from optimizer.evidence.lines import Line, iter_lines, pieces_of, text
 
 _VALUE = re.compile(r"-?\d+(?:\.\d+)?")
+_VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}")
 _CELL = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")
 _WORST_FIRST = ("sys", "node", "phb", "pxb", "pix", "nvlink")
 _PCIE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # GB/s per lane and direction
@@ -139,6 +140,16 @@ def _read_query(data: bytes) -> tuple[_Gpu, list[_Gpu]]:
             if raw.rstrip().endswith((": Active", ": Not Active")):
                 section.append((indent, key.strip()))  # "HW Slowdown : Not Active" has the kinds of slow-down below it
     return head, gpus
+
+
+def driver_facts(found: Found, data: bytes) -> None:
+    """gpu.driver from ``nvidia-smi --query-gpu=driver_version --format=csv,noheader``: the same on every row."""
+    for line in iter_lines(pieces_of(data)):
+        word = text(line.raw, 120).strip()
+        if _VERSION.fullmatch(word):
+            found.add("gpu.driver", word, line)
+            return
+    found.missing("gpu.driver", "nvidia-smi did not say which driver is loaded")
 
 
 def query_facts(found: Found, data: bytes, *, under_load: bool = False) -> SmiQuery:

@@ -94,6 +94,8 @@ async def measure(
     files = await _files(box, spec, session, adapter, step, worker=leading, points=points)
     if watch.csv:
         files["gpu.csv"] = "".join(watch.csv).encode()
+    if watch.driver:
+        files["gpu_driver.csv"] = watch.driver
     if watch.pages and not adapter.quirks.steps_in_log:
         files["metrics_load.txt"] = "".join(watch.pages).encode()
     beside, notes = judge_witness(watch.seen(ours), concurrency=target.concurrency, closed_loop=spec.workload.arrival == "closed")

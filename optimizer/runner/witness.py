@@ -16,6 +16,7 @@ EVERY_S = 1.0
 # One call to the box samples for so long: short enough to end soon after the load, long enough that it costs nothing.
 CHUNK_S = 5.0
 _APPS = ("nvidia-smi", "--query-compute-apps=pid,gpu_uuid,used_memory", "--format=csv,noheader,nounits")
+_DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _RUNNING = re.compile(
     r"^(?:sglang:num_running_reqs|sglang:num_queue_reqs|vllm:num_requests_running|vllm:num_requests_waiting"
     r"|llamacpp:requests_processing|llamacpp:requests_deferred)(\{[^}]*\})? +([0-9.eE+]+)\s*$",
@@ -32,6 +33,7 @@ class Watch:
         self._chunk_s = min(CHUNK_S, max(1.0, longest_s / 4))
         self.in_window = False
         self.csv: list[str] = []  # every row, for gpu.csv
+        self.driver = b""  # which one is loaded, for gpu_driver.csv
         self.pages: list[str] = []  # the gauges of every look, for metrics_load.txt
         self._in_flight: list[float] = []
         self._gpu: list[GpuSample] = []
@@ -41,7 +43,7 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Watch:
-        self._before = await self._processes()
+        self._before, self.driver = await asyncio.gather(self._processes(), self._loaded())
         self._tasks = [asyncio.create_task(self._server())]
         if self._smi:
             self._tasks.append(asyncio.create_task(self._table()))
@@ -88,6 +90,13 @@ class Watch:
                 self.csv.append(text if text.endswith("\n") else text + "\n")
                 if before and self.in_window:
                     self._gpu += table_samples(text)
+
+    async def _loaded(self) -> bytes:
+        if self._smi:
+            with contextlib.suppress(BoxError, LinkLost):
+                done = await self._box.command(_DRIVER, timeout_s=15)
+                return done.stdout if done.exit == 0 else b""
+        return b""
 
     async def _processes(self) -> tuple[GpuProcess, ...]:
         if not self._smi:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -22,7 +22,7 @@ from optimizer.model.measurement import Measurement, ValidityCode
 from optimizer.model.outcome import INFEASIBLE, Done, Failed
 from optimizer.model.settings import Settings
 from optimizer.model.step import AwaitReady, Launch, Level, Measure, Stop
-from optimizer.model.study import HostSpec, LaunchSpec, StudySpec
+from optimizer.model.study import HostSpec, LaunchSpec, Member, StudySpec
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
 from optimizer.runner import execute
@@ -46,11 +46,13 @@ class Study:
         self.box = Box(LocalTransport(home=home))
         self.executor = LiveExecutor(self.box, SPEC, Library.model_construct())
 
-    async def launch(self, mode: str, settings: Settings = Settings(), **env: str) -> Launch:
+    async def launch(self, mode: str, settings: Settings = Settings(), members: tuple[Member, ...] = (), **env: str) -> Launch:
         number, self.port = next(self.numbers), free_port()
         self.name = f"faults-{number}"
         argv = (sys.executable, "-m", "sglang.launch_server", "--model-path", "/m", "--port", "1")
         described = LaunchSpec(argv=argv, env={"PYTHONPATH": str(self.home / "site"), "MODE": mode, **env})
+        if members:
+            described = LaunchSpec(argv=members[1].argv, env=members[1].env, members=members)
         self.executor.session.context = BoxContext(engine="sglang", launch=described, original_port=1, boot_id="b", hostname="h")
         step = Launch(key=str(number), settings=settings, purpose="candidate", port=self.port, served_name=self.name)
         outcome = (await self.executor.execute(step)).outcome
@@ -150,6 +152,38 @@ async def test_it_hangs_while_it_loads(study: Study, monkeypatch: pytest.MonkeyP
     assert failed(await study.ready(launch, deadline_s=1.0), "not_ready_in_time").cause in INFEASIBLE
     monkeypatch.setattr(execute, "SILENT_START_S", 0.4)
     assert failed(await study.ready(launch), "hang_loading").cause in INFEASIBLE
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F15")
+@pytest.mark.parametrize(("late", "named"), [(("router",), "router"), (("prefill", "decode"), "prefill")])
+async def test_a_member_of_a_deployment_that_hangs_while_the_others_are_ready(
+    study: Study, monkeypatch: pytest.MonkeyPatch, late: tuple[str, ...], named: str
+) -> None:
+    """What hangs is named, its log is kept, and the members that were ready go with it."""
+    package = study.home / "site/sglang_router"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / "launch_router.py").write_bytes(SERVER.read_bytes())
+    ports = {name: free_port() for name in ("prefill", "decode", "router")}
+    words: dict[Literal["prefill", "decode", "router"], tuple[str, ...]] = {
+        "prefill": ("sglang.launch_server", "--model-path", "/m", "--disaggregation-mode", "prefill"),
+        "decode": ("sglang.launch_server", "--model-path", "/m", "--disaggregation-mode", "decode"),
+        "router": ("sglang_router.launch_router", "--pd-disaggregation", "--prefill", f"http://127.0.0.1:{ports['prefill']}", "8998",
+                   "--decode", f"http://127.0.0.1:{ports['decode']}"),
+    }  # fmt: skip
+    members = tuple(
+        Member(name=name, role=name, port=ports[name], argv=(sys.executable, "-m", *said, "--port", str(ports[name])),
+               env={"PYTHONPATH": str(study.home / "site"), "MODE": "hangs" if name in late else "serves"})
+        for name, said in words.items()
+    )  # fmt: skip
+    launch = await study.launch("", members=members)
+    monkeypatch.setattr(execute, "SILENT_START_S", 4.0)
+    outcome = failed(await study.ready(launch), "hang_loading", f"{named} (port {ports[named] if named != 'router' else study.port})")
+    assert outcome.cause in INFEASIBLE and all((name in outcome.message) == (name in late) for name in ports)
+    assert b"Load weight begin." in await execute.launch_log(study.box, SPEC.study, launch.key, late[0])
+    assert (await study.box.sweep(f"{SPEC.study}:{launch.key}", term_s=1)).clean
+    assert [await study.box.port_free(port) for port in ports.values()] == [True] * 3
 
 
 @pytest.mark.fault("F17")

@@ -192,20 +192,24 @@ class ChangingBox(ModelBox):
         return Evidence(facts=(*super()._facts(settings).facts, Fact(name=self.fact, value=value, source="test")))
 
 
+INSTALLED = {"engine.version": ("0.5.12", "0.5.13", "another build"), "gpu.driver": ("580.95.05", "580.159.04", "the GPU driver on the box is another one")}
+
+
 @pytest.mark.fault("F44")
-@pytest.mark.parametrize("after", [1, 2, 3, 4])
-def test_an_engine_that_is_upgraded_in_mid_study_starts_the_comparison_anew(after):
+@pytest.mark.parametrize(("fact", "after"), [*(("engine.version", after) for after in (1, 2, 3, 4)), ("gpu.driver", 1), ("gpu.driver", 2)])
+def test_an_engine_or_a_driver_that_is_upgraded_in_mid_study_starts_the_comparison_anew(fact, after):
     """Nothing of the old build is compared with anything of the new one, whichever launch is the first of it."""
-    box = ChangingBox(EAGER, flat, noise=0.004, fact="engine.version", before="0.5.12", then="0.5.13", after=after)
+    before, then, said = INSTALLED[fact]
+    box = ChangingBox(EAGER, flat, noise=0.004, fact=fact, before=before, then=then, after=after)
     state, log = run(box, plan=SMALL, target="5000tps@16", best_effort=True)
     (entry,) = drifted(log)
-    assert "another build" in sentence(entry) and "0.5.12 -> 0.5.13" in sentence(entry)
+    assert said in sentence(entry) and f"{before} -> {then}" in sentence(entry)
     since = entry.body["entry"]
     folded = fold(log.read()[: entry.seq])
     assert all(result.entry >= since for arm in folded.arms.values() for result in arm.results)
     for later in log.read()[entry.seq :]:
         if later.kind == EntryKind.FLIPPED:
-            assert all(flip["fact"] != "engine.version" for flip in later.body["flips"])
+            assert all(flip["fact"] != fact for flip in later.body["flips"])
     judged = [fold(log.read()[: later.seq]) for later in log.read()[entry.seq :] if later.kind == EntryKind.JUDGED]
     assert all(len(seen.base_arm.results) >= 1 for seen in judged)
     assert state.closed is not None and state.closed["drifts"] == 1

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from optimizer.evidence import exits
 from optimizer.evidence.argv import argv_facts, asked, env_facts
 from optimizer.evidence.bench_json import bench_facts, read_bench
+from optimizer.evidence.bundle import bundle_from_files
 from optimizer.evidence.derived import gpu_arch, version_key
 from optimizer.evidence.exits import exit_class
 from optimizer.evidence.found import Found, quantile
@@ -178,6 +179,15 @@ def test_gpu_table_keeps_the_loaded_part() -> None:
             "gpu.memory_used_gib": 2.0,
         }.items()
     )
+
+
+def test_the_driver_that_is_loaded_beside_the_load_counts() -> None:
+    """The full query is made once for the box; drivers are replaced while a study runs."""
+    once = (RECORDINGS / "sglang-0.5.12-h200" / "nvidia-smi-q.txt").read_bytes()
+    launch = json.dumps({"engine": "sglang", "argv": ["python3", "-m", "sglang.launch_server", "--model-path", "/m"]}).encode()
+    seen = [bundle_from_files({"launch.json": launch, "nvidia-smi-q.txt": once, **({"gpu_driver.csv": now} if now else {})}).evidence.value("gpu.driver")
+            for now in (b"", b"580.95.05\n580.95.05\n", b"Failed to initialize NVML: Driver/library version mismatch\n")]  # fmt: skip
+    assert seen == ["580.159.04", "580.95.05", "580.159.04"]
 
 
 def test_full_query_speaks_of_links_only_under_load() -> None:

@@ -50,7 +50,7 @@ class Driver:
         if reasons is not None:
             asked = f"while :; do echo '{row}, {reasons}'; sleep 0.2; done"
         (self.sim.home / "bin/nvidia-smi").write_text(
-            f"#!/bin/sh\ncase \"$*\" in\n*query-compute-apps*) exit 0;;\n*throttle_reasons*) {asked};;\n*) while :; do echo '{row}'; sleep 0.2; done;;\nesac\n"
+            f"#!/bin/sh\ncase \"$*\" in\n*query-compute-apps*) exit 0;;\n*driver_version*) echo 580.95.05;;\n*throttle_reasons*) {asked};;\n*) while :; do echo '{row}'; sleep 0.2; done;;\nesac\n"
         )
         self.box = Box(LocalTransport(env=self.sim.env, home=self.sim.home, name="sim"))
 
@@ -64,6 +64,7 @@ class Driver:
                 await asyncio.sleep(0.1)
             await watch.finish()
         await self.box.close()
+        assert watch.driver == b"580.95.05\n"
         invalid, notes = judge(watch.seen(), concurrency=4)
         return watch, [item.code for item in invalid], notes, str(invalid)
 
