@@ -19,6 +19,7 @@ from optimizer.model.measurement import ADVICE, LoadPoint
 from optimizer.model.target import Target, unit_of
 from optimizer.report import charts
 from optimizer.report.prose import number
+from optimizer.report.steady_stream import steady
 
 COLUMNS = (
     ("output_tokens_per_s", "out tok/s"), ("total_tokens_per_s", "total tok/s"), ("requests_per_s", "req/s"), ("goodput_per_s", "good req/s"),
@@ -31,8 +32,8 @@ ALWAYS = {"output_tokens_per_s", "requests_per_s", "ttft_p50_ms", "tpot_p50_ms",
 class BenchProgress:
     """One line that changes on a terminal; elsewhere one line for each load and phase. A context manager."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.console = Console(file=stream, highlight=False, soft_wrap=True)
+    def __init__(self, stream: TextIO | None) -> None:
+        self.console = Console(file=steady(stream), highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._said = ""
 

@@ -160,8 +160,8 @@ def levels(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any
                 continue
             xs, ys = [point["tpot_p50_ms"] for point in usable], [point["output_tokens_per_s"] for point in usable]
             axes.plot(xs, ys, STYLES[index], marker=MARKERS[index], color=COLOURS[index], label=label)
-            for point, x, y in zip(usable, xs, ys, strict=True):
-                axes.annotate(f"c={point['concurrency']}", (x, y), textcoords="offset points", xytext=(6, 6), fontsize=9)
+            for point, x, y in zip(usable, xs, ys, strict=True):  # the line rises to the right: above it, to its left, and in the picture
+                axes.annotate(f"c={point['concurrency']}", (x, y), textcoords="offset points", xytext=(-6, 6), ha="right", fontsize=9)
             drawn.append(f"{label}: " + ", ".join(f"{number(y)} tok/s at {number(x, 3)} ms (c={point['concurrency']})" for point, x, y in zip(usable, xs, ys, strict=True)))
         if not drawn:
             return ""

@@ -15,6 +15,7 @@ from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.target import unit_of
 from optimizer.report import reproducing
 from optimizer.report.both_sides import both_sides
+from optimizer.report.kept import explained, measured_text
 from optimizer.report.prose import changes_text, sentence
 
 # Who can win back what a bucket of the waterfall holds, where no setting does.
@@ -24,7 +25,7 @@ TAKERS = {
     "collectives": "a setting, the interconnect, or fewer GPUs per replica",
     "drafts": "a better draft model, or fewer draft steps",
     "host": "a faster host CPU, or an engine that overlaps its scheduling",
-    "kernel": "whoever writes the kernels",
+    "kernel": "whoever writes the kernels; on several GPUs also a setting or the link, as far as collectives were not measured on their own",
 }
 SHAPE_FACTS = (
     "gpu.name", "gpu.arch", "gpu.count", "gpu.driver", "gpu.cuda", "model.family", "model.params_total_b", "model.quantization", "model.moe_experts",
@@ -39,9 +40,14 @@ SHAPE_KEYS = (
 )  # fmt: skip
 
 
+LIKELY = 0.5  # probability
+KERNEL_SHARE = 0.1  # of a decode step: a kernel writer's day should be worth it
+
+
 def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[str, Any]:
     """Everything that a report shows, JSON-ready."""
     result = dict(state.closed) if state.closed is not None else {**summary(state, plan), "ending": "open", "reason": "The study is not closed."}
+    result["hypotheses"] = explained(entries, state, result["hypotheses"])
     spec = state.spec
     return {
         "study": result["study"],
@@ -65,12 +71,13 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "waterfalls": [_waterfall(entry) for entry in _first_and_last(entries, EntryKind.CEILING)],
         "waterfall_labels": ["as found", "at the end"] if state.promoted else ["as first estimated", "as known at the end"],
         "flips": [dict(flip) for flip in state.flips],
-        "ruled_out_by_evidence": [dict(item) for item in state.ruled_out],
+        "ruled_out_by_evidence": ruled_out(state),
         "ruled_out_by_measurement": _entries_of(entries, EntryKind.PRUNED),
         "deferred": _entries_of(entries, EntryKind.DEFERRED),
         "refused": [dict(item) for item in state.refusals],
         "left": left(entries),
-        "hand_over": _hand_over(state),
+        "untried": untried(result["hypotheses"], plan),
+        "hand_over": _hand_over(state, left(entries)),
         "reproduce": [{"command": command, "what": what} for command, what in (reproducing.commands(state) if spec else ())],
         "journal": [{"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "cause": entry.cause, "text": sentence(entry)} for entry in entries],
     }
@@ -84,7 +91,7 @@ def trials(state: State) -> list[dict[str, Any]]:
     for arm in state.arms.values():
         values = [result.value for result in arm.results]
         row: dict[str, Any] = {
-            "settings": dict(arm.settings.values), "text": changes_text(arm.settings.values) if arm.settings.values else "as found",
+            "settings": dict(arm.settings.values), "text": _named(arm.settings.values, state),
             "metric": metric, "unit": unit_of(metric), "launches": [{"launch": result.launch, "entry": result.entry, "value": result.value} for result in arm.results],
             "invalid": [{"launch": launch, "why": why} for launch, why in arm.invalid], "crashed": arm.crashed, "confirmed": arm.confirmed.value if arm.confirmed else None,
             "value": None, "interval": None, "levels": _levels(arm),
@@ -94,6 +101,12 @@ def trials(state: State) -> list[dict[str, Any]]:
         if values or arm.invalid or arm.crashed:
             rows.append(row)
     return rows
+
+
+def _named(values: Mapping[str, Any], state: State) -> str:
+    """Without what is kept off a command line that never had it."""
+    shown = {name: value for name, value in values.items() if value is not None or name in state.given}
+    return changes_text(shown or values) if values else "as found"
 
 
 def _levels(arm: ArmState) -> list[dict[str, Any]]:
@@ -134,7 +147,7 @@ def _changes(entries: Sequence[Entry], state: State, plan: Plan) -> list[dict[st
             names = [entry.body["hypothesis"], *entry.body.get("companions", ())]
             claims = [{"id": name, "claim": book.claim} for name in names if (book := plan.playbook(name)) is not None]
             changes = {name: value for name, value in entry.body["changes"].items() if value is not None or name in state.given}
-            rows.append({"entry": entry.seq, "changes": changes, "text": changes_text(changes or entry.body["changes"]), "causes": claims, "measured": entry.body["why"]})
+            rows.append({"entry": entry.seq, "changes": changes, "text": changes_text(changes or entry.body["changes"]), "causes": claims, "measured": measured_text(entries, entry)})
     return rows
 
 
@@ -167,9 +180,30 @@ def left(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return [part for entry in last for part in sorted(_waterfall(entry)["lost"], key=lambda part: -part["share"]) if part["share"] >= 0.02]
 
 
-def _hand_over(state: State) -> dict[str, Any] | None:
-    """What somebody who writes kernels needs: who is suspected and why, on which lines, with which shapes."""
+def ruled_out(state: State) -> list[dict[str, Any]]:
+    """What evidence alone ruled out, without a launch. What was launched is not among it, although a cured server's evidence speaks
+    against what was cured."""
+    launched = {name for name, belief in state.beliefs.items() if belief.tried or belief.final_db is not None}
+    return [dict(item) for item in state.ruled_out if item["id"] not in launched]
+
+
+def untried(rows: Sequence[Mapping[str, Any]], plan: Plan) -> list[dict[str, Any]]:
+    """Likely causes for which no launch was spent, by the final table."""
+    found = []
+    for row in rows:
+        book = plan.playbook(row["id"])
+        if row["detail"] == "open" and row["probability"] >= LIKELY and book is not None:
+            found.append({"id": row["id"], "probability": row["probability"], "claim": book.claim})
+    return sorted(found, key=lambda row: -row["probability"])
+
+
+def _hand_over(state: State, lost: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What somebody who writes kernels needs: who is suspected and why, on which lines, with which shapes. Also where nobody is
+    suspected and the kernels still take much longer than the roofline."""
     handed = [dict(item) for item in state.refusals if item.get("kind") == "hand_over"]
+    kernel = next((part for part in lost if part["bucket"] == "kernel" and part["share"] >= KERNEL_SHARE), None)
+    if not handed and kernel is not None:
+        handed = [{"hypothesis": "kernel", "why": f"{100 * kernel['share']:.1f} % of a decode step ({kernel['basis']}): {kernel['why']}. No single kernel is suspected."}]
     if not handed:
         return None
     names = [item["hypothesis"] for item in handed]

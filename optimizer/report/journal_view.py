@@ -236,4 +236,6 @@ def _routine(entry: Entry) -> bool:
 
 
 def _concerns(entry: Entry, hypothesis: str) -> bool:
-    return entry.body.get("hypothesis") == hypothesis or any(row.get("id") == hypothesis for row in entry.body.get("hypotheses", []))
+    body = entry.body
+    named = [*body.get("companions", ()), *body.get("cures", ()), *body.get("bundle", ()), *body.get("hypotheses", ())]
+    return body.get("hypothesis") == hypothesis or any(hypothesis in ((item.get("id"), item.get("hypothesis")) if isinstance(item, dict) else (item,)) for item in named)

@@ -32,6 +32,7 @@ from optimizer.redact import printable
 from optimizer.report.prose import changes_text, result_text, sentence
 from optimizer.report.quiet_keys import quiet_keys
 from optimizer.report.remaining import remaining, remaining_text
+from optimizer.report.steady_stream import steady
 from optimizer.report.whole_frames import WholeFrames
 
 QUIET = {EntryKind.LEASE_TAKEN}
@@ -43,6 +44,7 @@ SMALL_SCREEN = 34  # rows; on fewer the panel shows less, so that the story abov
 LINE_CHARACTERS = 400  # of an entry on a terminal; the journal has it whole
 KIND_COLUMN = 15
 REDRAW_S = 0.25
+ON_SERVER_CLOCK = frozenset({"await_ready", "measure", "check"})  # as the journal counts them; the rest is our own handling
 MOVED = 0.02  # probability
 STEPS = {
     "observe": "reading the box", "secure": "securing the box", "calibrate": "calibrating the load generator", "launch": "launching", "await_ready": "starting up",
@@ -53,7 +55,8 @@ STEPS = {
 class Progress:
     """A context manager; ``watch`` takes every entry, ``note`` the small news of the running step. ``clock``: seconds, monotonic."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
+        stream = steady(stream)
         whole = cast(TextIO, WholeFrames(stream)) if stream.isatty() else stream
         self.console = Console(file=whole, highlight=False, soft_wrap=True)
         self._stream, self._keys = stream, ExitStack()
@@ -97,7 +100,7 @@ class Progress:
         self.say(f"Study {spec.study}: target {spec.target.text} on {spec.host.name}; {spec.workload.text}.")
         self.say(f"Journal: {where} (optimize journal {spec.study})")
         if spec.time_scale != 1:
-            self.say(f"Every time below is of the box's own clock, which runs {spec.time_scale:g} times as fast as yours.")
+            self.say(f"The simulated server's clock runs {spec.time_scale:g} times as fast as yours; starts and loads are timed by it.")
 
     def watch(self, state: State, entry: Entry) -> None:
         if entry.kind == EntryKind.RANKED:
@@ -149,7 +152,8 @@ class Progress:
             return
         result = state.closed
         self.say("")
-        self.say(f"{PLAIN_ENDINGS.get(result['ending'], result['ending']).capitalize()}. {result['reason']}")
+        ending = PLAIN_ENDINGS.get(result["ending"], result["ending"]).capitalize()
+        self.say(result["reason"] if result["reason"].startswith(ending) else f"{ending}. {result['reason']}")
         self.say(f"  baseline  {result_text(result['baseline'])}")
         self.say(f"  best      {result_text(result['best'])}")
         self.say(f"  spent     {result['launches']} launch{'es' * (result['launches'] != 1)} after the baseline, {result['minutes']:.1f} minutes")
@@ -191,8 +195,7 @@ class Progress:
             table.add_row(name, f"{_phase_text(part)}{self._tested(part)}{_step_of(part)}")
         if self._step is not None and not state.boxes:
             table.add_row("step", self._running())
-        scale = state.spec.time_scale if state.spec is not None else 1.0
-        running = (self._clock() - self._step[1]) * scale / 60.0 if self._step is not None else 0.0
+        running = (self._clock() - self._step[1]) * self._scale(self._step[0]) / 60.0 if self._step is not None else 0.0
         foreseen = remaining(state, self._launched_at, running)
         table.add_row("budget", budget_text(state, foreseen.pace if foreseen is not None else None))
         if left := remaining_text(state, self._launched_at, running):
@@ -210,8 +213,8 @@ class Progress:
         """The running step with its bar: the server's own where it tells, else against how long this study's steps of the kind took."""
         assert self._step is not None
         kind, since, windows = self._step
-        scale = self._state.spec.time_scale if self._state is not None and self._state.spec is not None else 1.0
-        elapsed = (self._clock() - since) * scale  # of the server's clock, like the budget and the load's own progress
+        scale = self._scale(kind)
+        elapsed = (self._clock() - since) * scale
         took = self._took.get(kind, [])
         usual = (windows + math.fsum(took) / len(took)) * scale if took else None
         what = STEPS.get(kind, kind)
@@ -220,11 +223,15 @@ class Progress:
             what, share = f"{what}: {self._startup.phase}", self._startup.share
         if share is None and usual:
             share = min(0.99, elapsed / usual)
-        expected = f", about {max(0.0, usual - elapsed):.0f} s to go by {len(took)} earlier" if usual else ""
+        expected = f", about {max(0.0, usual - elapsed):.0f} s to go, by {len(took)} earlier" if usual else ""
         row = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=1.0, completed=share or 0.0, width=20) if share is not None else Text("")
         row.add_row(Text(f"{what}, {elapsed:.0f} s{expected}"), bar)
         return row
+
+    def _scale(self, kind: str) -> float:
+        """Seconds of the server's clock, as the journal has a step of this kind, to one of ours."""
+        return self._state.spec.time_scale if kind in ON_SERVER_CLOCK and self._state is not None and self._state.spec is not None else 1.0
 
     def _beliefs(self, state: State, shown: int) -> Table:
         table = Table.grid(padding=(0, 2))

@@ -3,7 +3,7 @@ all use it, so that an engineer reads the same sentence everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optimizer.model.entry import Entry
@@ -163,12 +163,18 @@ def _point(point: Mapping[str, Any]) -> str:
 def _ceiling(body: Mapping[str, Any]) -> str:
     if body.get("unknown"):
         return f"No ceiling: {body['unknown']}"
-    lost = " · ".join(f"{part['bucket']} {100 * part['share']:.0f} %" for part in body.get("lost", []) if part["share"] >= 0.01)
+    lost = " · ".join(f"{bucket_text(part, body['lost'])} {100 * part['share']:.0f} %" for part in body.get("lost", []) if part["share"] >= 0.01)
     return (
         f"Ceiling {number(body.get('ceiling_tokens_per_s'))} tok/s at c={body.get('concurrency')}, measured "
-        f"{number(body.get('measured_tokens_per_s'))}; winning back what queue, launches and collectives lose would give about "
+        f"{number(body.get('measured_tokens_per_s'))}; winning back what is known to go to queue, launches and collectives would give about "
         f"{number(body.get('reachable_tokens_per_s'))}. Lost: {lost or 'nothing'}.{_drafts(body)}"
     )
+
+
+def bucket_text(part: Mapping[str, Any], lost: Sequence[Mapping[str, Any]]) -> str:
+    """A bucket's name. The kernels' holds whatever no other explains: the collectives too, unless they have a share of their own."""
+    rest = part["bucket"] == "kernel" and not any(other["bucket"] == "collectives" for other in lost)
+    return "kernel or unexplained" if rest else str(part["bucket"])
 
 
 def _drafts(body: Mapping[str, Any]) -> str:
@@ -244,7 +250,7 @@ def _answers_of(body: Mapping[str, Any]) -> str:
 
 def _settled(word: str) -> Any:
     def write(body: Mapping[str, Any]) -> str:
-        return f"{word} {body['hypothesis']} ({changes_text(body.get('changes', {}))}): {body.get('why', '')}"
+        return f"{word} {body['hypothesis']} ({changes_text(body.get('changes', {}))}): {body.get('why', '').replace(') Answers ', '). Answers ')}"
 
     return write
 

@@ -22,7 +22,8 @@ from optimizer.model.settings import Settings
 from optimizer.model.step import Launch
 from optimizer.report import reproducing
 from optimizer.report.both_sides import both_sides, both_sides_markdown
-from optimizer.report.document import left, ruled_out, trials
+from optimizer.report.document import left, ruled_out, trials, untried
+from optimizer.report.kept import explained, measured_text
 from optimizer.report.prose import changes_text, number, result_text, sentence
 
 
@@ -98,6 +99,7 @@ def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     """The study as Markdown, the answer first."""
     result = dict(state.closed) if state.closed is not None else {**summary(state, plan), "ending": "open", "reason": "The study is not closed."}
+    result["hypotheses"] = explained(entries, state, result["hypotheses"])
     ending = PLAIN_ENDINGS.get(result["ending"], result["ending"])
     lines = [
         f"# Study {result['study']}: {ending}",
@@ -127,7 +129,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     lines += _ruled_out(state)
     lines += _refusals(state)
     lines += _flips(state)
-    lines += _left(entries, state)
+    lines += _left(entries, state, untried(result["hypotheses"], plan))
     lines += ["## The journal", ""]
     lines += [f"{entry.seq}. {sentence(entry)}" for entry in entries if entry.kind not in (EntryKind.LEASE_TAKEN,)]
     lines += ["", "## Reproduce", "", *(f"- `{command}`: {what}" for command, what in reproducing.commands(state)), "",
@@ -136,11 +138,12 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _left(entries: Sequence[Entry], state: State) -> list[str]:
+def _left(entries: Sequence[Entry], state: State, ideas: Sequence[Mapping[str, Any]]) -> list[str]:
     """What no setting of the study won back, who could, and who was handed the rest."""
     rows = [f"- {100 * part['share']:.1f} % of the time in {part['bucket']} ({part['basis']}): {part['who']}" for part in left(entries)]
     rows += [f"- For whoever writes the kernels: {item.get('hypothesis', '')}: {item['why']} (entry {item['entry']}; the HTML report has the sheet with shapes and lines)"
              for item in state.refusals if item.get("kind") == "hand_over"]  # fmt: skip
+    rows += [f"- Not tried: {item['id']} (probability {item['probability']:.2f}): {item['claim']}" for item in ideas]
     return ["## What is left on the table", "", *(rows or ["Nothing that the evidence shows."]), ""]
 
 
@@ -189,7 +192,7 @@ def _changes(entries: Sequence[Entry], state: State, plan: Plan) -> list[str]:
     for entry in kept:
         names = [entry.body["hypothesis"], *entry.body.get("companions", ())]
         claims = "; ".join(f"{name}: {book.claim}" for name in names if (book := plan.playbook(name)) is not None)
-        lines.append(f"- `{changes_text(entry.body['changes'])}`: {claims} Measured {entry.body['why']} (entry {entry.seq})")
+        lines.append(f"- `{changes_text(entry.body['changes'])}`: {claims} Measured {measured_text(entries, entry)} (kept at entry {entry.seq})")
     return ["## What was changed, and why", "", *lines, ""] if lines else []
 
 
@@ -236,7 +239,7 @@ def _waterfall(state: State) -> list[str]:
     return [
         "## Where the time goes", "",
         f"Roofline {number(body['ceiling_tokens_per_s'])} tok/s at concurrency {body['concurrency']}, measured {number(body['measured_tokens_per_s'])}, "
-        f"about {number(body['reachable_tokens_per_s'])} if queue, launches and collectives lost nothing.", "",
+        f"about {number(body['reachable_tokens_per_s'])} if what is known to go to queue, launches and collectives were won back.", "",
         "| bucket | share of the time | basis | why |", "|---|---|---|---|", *rows, "",
         *[f"- {note}" for note in body.get("notes", [])], "",
     ]  # fmt: skip
