@@ -13,6 +13,7 @@ from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.target import unit_of
+from optimizer.model.verdict import given_up
 from optimizer.report import reproducing
 from optimizer.report.both_sides import both_sides
 from optimizer.report.kept import explained, measured_text
@@ -64,7 +65,7 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "workload": result["workload"],
         "opened_utc": entries[0].at_utc if entries else None,
         "result": result,
-        "changes": _changes(entries, state, plan),
+        "changes": changes_kept(entries, state, plan),
         "trials": trials(state),
         "beliefs": beliefs(entries, state, result["hypotheses"]),
         "both_sides": both_sides(entries, result["hypotheses"], plan),
@@ -72,7 +73,8 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "waterfall_labels": ["as found", "at the end"] if state.promoted else ["as first estimated", "as known at the end"],
         "flips": [dict(flip) for flip in state.flips],
         "ruled_out_by_evidence": ruled_out(state),
-        "ruled_out_by_measurement": _entries_of(entries, EntryKind.PRUNED),
+        "ruled_out_by_measurement": [item for item in _entries_of(entries, EntryKind.PRUNED) if not given_up(item)],
+        "given_up": [item for item in _entries_of(entries, EntryKind.PRUNED) if given_up(item)],
         "deferred": _entries_of(entries, EntryKind.DEFERRED),
         "refused": [dict(item) for item in state.refusals],
         "left": left(entries),
@@ -137,7 +139,7 @@ def beliefs(entries: Sequence[Entry], state: State, rows: Sequence[Mapping[str, 
     return dict(sorted(history.items(), key=lambda item: (-max(point[1] for point in item[1]), item[0])))
 
 
-def _changes(entries: Sequence[Entry], state: State, plan: Plan) -> list[dict[str, Any]]:
+def changes_kept(entries: Sequence[Entry], state: State, plan: Plan) -> list[dict[str, Any]]:
     """Each setting that was kept, with the causes that it cures and the measurement behind it."""
     if is_refuted(state):
         return []

@@ -17,7 +17,7 @@ def measured_text(entries: Sequence[Entry], promoted: Entry) -> str:
     looks = [entry for entry in entries if entry.kind == EntryKind.JUDGED and entry.body.get("hypothesis") == body["hypothesis"]
              and entry.body.get("changes") == body["changes"]]  # fmt: skip
     if not looks or looks[-1].seq < promoted.seq:
-        return str(body["why"])
+        return str(body["why"]).replace(") Answers ", "). Answers ").rstrip(".")
     look = looks[-1].body["judgement"]
     verdict = look["verdict"].replace("_", " ") if look["final"] else "not yet decided"
     kept = "" if look["verdict"] in ("supported", "partial") else "; kept because a fresh launch with it meets the target, which is no proof of its own part"

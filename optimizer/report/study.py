@@ -22,8 +22,8 @@ from optimizer.model.settings import Settings
 from optimizer.model.step import Launch
 from optimizer.report import reproducing
 from optimizer.report.both_sides import both_sides, both_sides_markdown
-from optimizer.report.document import left, ruled_out, trials, untried
-from optimizer.report.kept import explained, measured_text
+from optimizer.report.document import changes_kept, left, ruled_out, trials, untried
+from optimizer.report.kept import explained
 from optimizer.report.prose import changes_text, number, result_text, sentence
 
 
@@ -187,12 +187,10 @@ def _boxes(result: Mapping[str, Any]) -> list[str]:
 
 def _changes(entries: Sequence[Entry], state: State, plan: Plan) -> list[str]:
     """Each change with the causes that it cures and the measurement behind it; what was rolled back later is left out."""
-    kept = [entry for entry in entries if entry.kind == EntryKind.PROMOTED and entry.seq in state.promotions]
     lines = []
-    for entry in kept:
-        names = [entry.body["hypothesis"], *entry.body.get("companions", ())]
-        claims = "; ".join(f"{name}: {book.claim}" for name in names if (book := plan.playbook(name)) is not None)
-        lines.append(f"- `{changes_text(entry.body['changes'])}`: {claims} Measured {measured_text(entries, entry)} (kept at entry {entry.seq})")
+    for change in changes_kept(entries, state, plan):
+        claims = "; ".join(f"{cause['id']}: {cause['claim'].rstrip('.')}" for cause in change["causes"])
+        lines.append(f"- `{change['text']}`: {claims}. Measured {change['measured']} (kept at entry {change['entry']})")
     return ["## What was changed, and why", "", *lines, ""] if lines else []
 
 
