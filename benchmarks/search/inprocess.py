@@ -211,7 +211,7 @@ class InProcessExecutor(InMemoryExecutor):
         return Failed(cause="refused_by_box", message="Cheap tests are not part of this comparison.")
 
     def propose(self, step: Propose) -> Outcome:
-        return Done(body=answered(step, self.library.space_by_id[step.space], self.library.directions))
+        return Done(body=answered(step, self.library.space(step.space), self.library.directions))
 
     def observe(self, step: Observe) -> Outcome:
         hardware = self.box.box["hardware"]

@@ -4,6 +4,7 @@ evidence saves can be measured on the same box. Launches, measurements, refusals
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from optimizer.core import closing, sampling, verdicts
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate, operands
 from optimizer.core.refuse import Ground
-from optimizer.core.state import ArmState, Belief, State
+from optimizer.core.state import ArmState, State
 from optimizer.core.whole_space import whole
 from optimizer.model.base import Value
 from optimizer.model.playbook import SpaceAction
@@ -44,7 +45,7 @@ def chosen(state: State, plan: Plan, look: Look, ground: Ground) -> dict[str, An
             out.update(dict.fromkeys(only, space.why_not or f"{space.id} does not apply here."))
         elif only:
             live = sampling.live_params(space, SpaceAction(space=space.id, only=only), free)
-            params |= {param.name: param for param in live if param.name not in params and (not sampling.asks_itself(param) or look.settings.get(param.name) is not None)}
+            params |= {param.name: param for param in live if param.name not in params and (not sampling.asks_itself(param) or state.given.get(param.name) is not None)}
     # Nor is what is dead only beside another setting that is searched: sizes of graphs that are off now.
     dead = [item for item in ground.dead if item.when is None or not {one.name for one in operands(item.when) if one.kind == "setting"} & searched]
     names, grids, left_out = sampling.dimensions(list(params.values()), replace(ground, dead=dead))
@@ -81,10 +82,10 @@ def ending(state: State) -> str:
     """Why the study ends where its target was not shown."""
     tried = [arm for arm in state.arms.values() if arm.settings != state.first_arm.settings]
     ran, crashed = sum(bool(arm.results) for arm in tried), sum(bool(arm.crashed) for arm in tried)
-    why = "no point of its space was left" if _exhausted(state) else "the budget is spent"
+    why = next((str(item["why"]) for item in state.refusals if _ends(item)), "The budget is spent.")
     confirmed = state.base_arm.confirmed if state.promoted else None
     kept = f"Best confirmed: {confirmed.value:.4g}." if confirmed and not closing.is_refuted(state) else "Nothing is kept."
-    return f"Control arm, {_sampler(state)}: {ran + crashed} points launched, {crashed} of them do not run; {why}. {kept}"
+    return f"Control arm, {_sampler(state)}: {ran + crashed} points launched, {crashed} of them do not run. {why} {kept}"
 
 
 def _sampler(state: State) -> str:
@@ -93,9 +94,12 @@ def _sampler(state: State) -> str:
 
 
 def _exhausted(state: State) -> bool:
-    """Whether no point is left: the sampler said so, its proposals were all refused, or it came back to one that was measured."""
-    tried = state.beliefs.get(ARM, Belief()).tried
-    return len(set(tried)) < len(tried) or any(item.get("hypothesis") == ARM and item.get("about") is None for item in state.refusals)
+    """Whether no point is left: the sampler said so, or its proposals were all refused."""
+    return any(_ends(item) for item in state.refusals)
+
+
+def _ends(refusal: Mapping[str, Any]) -> bool:
+    return refusal.get("hypothesis") == ARM and refusal.get("about") is None
 
 
 def _confirmed(state: State) -> bool:

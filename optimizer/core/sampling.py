@@ -13,7 +13,7 @@ from optimizer.core.predicate import Look, evaluate, operands
 from optimizer.core.prior import Match, compared, is_like_here
 from optimizer.core.refuse import Ground, refuse
 from optimizer.core.resolve import in_range
-from optimizer.core.state import ArmState, State, Test, metric_value
+from optimizer.core.state import ArmState, Belief, State, Test, metric_value
 from optimizer.core.whole_space import as_point
 from optimizer.model.base import Value
 from optimizer.model.canonical import canonical_json
@@ -120,12 +120,12 @@ def _of_an_arm(state: State, plan: Plan, test: Test) -> tuple[Trial, ...]:
     space = plan.space(test.space or "")
     assert space is not None
     params, fixed, rows = [param for param in space.params if param.name in test.space_params], held(state, plan, test), []
-    for arm in state.arms.values():
-        point = as_point({**state.given, **arm.settings.values}, arm.effective, params, fixed, test.grids)
+    for digest, arm in state.arms.items():
+        point = state.points.get(digest) or as_point({**state.given, **arm.settings.values}, arm.effective, params, fixed, test.grids)
         value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
         if value is not None or arm.crashed:
-            rows.append(Trial(params=point, value=value, infeasible=value is None, violations=_violations(state, arm)))
-    refused = (as_point({**state.given, **one["params"]}, {}, params, fixed, test.grids) for one in test.rejected if one["infeasible"])
+            rows.append(Trial(params=dict(point), value=value, infeasible=value is None, violations=_violations(state, arm)))
+    refused = (dict(one["point"]) for one in test.rejected if one["infeasible"])
     return (*rows, *(Trial(params=point, value=None, infeasible=True, note="refused before a launch") for point in refused))
 
 
@@ -193,12 +193,10 @@ def pending_points(state: State, test: Test) -> tuple[dict[str, Value], ...]:
     return tuple(points)
 
 
-def rejected_points(state: State, plan: Plan, test: Test) -> tuple[dict[str, Value], ...]:
+def rejected_points(test: Test) -> tuple[dict[str, Value], ...]:
     """Proposals that a rule refused although they might run: not to be proposed again. The others are in ``history``."""
-    if test.hypothesis == ARM and (space := plan.space(test.space or "")) is not None:
-        params, fixed = [param for param in space.params if param.name in test.space_params], held(state, plan, test)
-        return tuple(as_point({**state.given, **one["params"]}, {}, params, fixed, test.grids) for one in test.rejected if not one["infeasible"])
-    return tuple(dict(one["params"]) for one in test.rejected if not one["infeasible"])
+    asked = "point" if test.hypothesis == ARM else "params"
+    return tuple(dict(one[asked]) for one in test.rejected if not one["infeasible"])
 
 
 def _second(state: State, arm: ArmState) -> float | None:
@@ -230,6 +228,8 @@ def refused_proposal(state: State, test: Test, ground: Ground, tried: set[str]) 
     left. None where it may be launched, or was already."""
     if test.space is None or test.settings is None or not screens(state):
         return None
+    if test.hypothesis == ARM and test.point:
+        return _refused_of_an_arm(state, test, ground, tried)
     arm = state.arm(test.settings)
     if test.changes and (arm.results or arm.crashed or arm.given_up or (state.server is not None and state.server.settings == test.settings)):
         return None
@@ -240,6 +240,29 @@ def refused_proposal(state: State, test: Test, ground: Ground, tried: set[str]) 
     if not refusals:
         return None
     found = {**refusals[0].plain(), "params": dict(test.changes), "hypothesis": test.hypothesis}
-    if len(test.rejected) + 1 >= (MOST_REJECTED_OF_AN_ARM if test.hypothesis == ARM else MOST_REJECTED):
-        return {**found, "space": test.space, "why": f"{len(test.rejected) + 1} proposals in a row may not be launched; the last: {found['why']}"}
+    return _rejected(test, found, MOST_REJECTED)
+
+
+def _refused_of_an_arm(state: State, test: Test, ground: Ground, tried: set[str]) -> dict[str, Any] | None:
+    """The same for a point that moves every parameter at once: what does nothing beside the rest is left out of it, and the rest launched."""
+    assert test.settings is not None
+    under_test = state.arm(test.settings)
+    if test.settings.digest in state.beliefs.get(ARM, Belief()).tried:
+        said = {"kind": "duplicate", "why": "This study has launched these settings already.", "source": "this study"}
+    elif under_test.results or under_test.crashed or (state.server is not None and state.server.settings == test.settings):
+        return None
+    elif not test.changes:
+        said = {"kind": "duplicate", "why": "Nothing of it does anything here.", "source": "this study"}
+    elif not (refusals := refuse(test.changes, ground, tried=tried)):
+        return None
+    elif refusals[0].kind not in ("infeasible", "duplicate"):
+        return {**refusals[0].plain(), "hypothesis": test.hypothesis, "about": "part"}
+    else:
+        said = refusals[0].plain()
+    return _rejected(test, {**said, "params": dict(test.changes), "hypothesis": test.hypothesis}, MOST_REJECTED_OF_AN_ARM)
+
+
+def _rejected(test: Test, found: dict[str, Any], most: int) -> dict[str, Any]:
+    if len(test.rejected) + 1 >= most:
+        return {**found, "space": test.space, "why": f"{most} proposals in a row may not be launched; the last: {found['why']}"}
     return {**found, "about": "proposal"}

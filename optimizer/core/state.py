@@ -126,6 +126,7 @@ class Test:
     space_params: tuple[str, ...] = ()
     fixed: Mapping[str, Value] = field(default_factory=dict)
     grids: Mapping[str, Any] = field(default_factory=dict)  # what is left of a parameter's values
+    point: Mapping[str, Value] = field(default_factory=dict)  # of a control arm: what its sampler asked for, word for word
     rejected: tuple[Mapping[str, Any], ...] = ()  # proposals that a rule refused: params, and whether they cannot run
     score_db: Mapping[str, float] = field(default_factory=dict)  # of each hypothesis that is tested, before the test
     bundle: tuple[str, ...] = ()  # further hypotheses whose cures are launched together with this one
@@ -177,6 +178,7 @@ class State:
 
     beliefs: Mapping[str, Belief] = field(default_factory=dict)
     test: Test | None = None
+    points: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # of a control arm: what was asked for, by digest of what was launched
     refusals: tuple[Mapping[str, Any], ...] = ()
     flips: tuple[Mapping[str, Any], ...] = ()
     ceiling: Mapping[str, Any] | None = None
@@ -308,6 +310,8 @@ def _intent(state: State, entry: Entry) -> State:
     state = replace(state, open=step, open_failures=0)
     if isinstance(step, Launch):
         baseline = step.purpose == "baseline"
+        if state.test is not None and state.test.hypothesis == ARM:
+            state = replace(state, points={**state.points, step.settings.digest: state.test.point})
         counted = step.attempt == 0 and step.purpose != "final"
         return replace(
             state,
@@ -379,6 +383,8 @@ def _proposed(state: State, body: Mapping[str, Any]) -> State:
     changes = {**state.test.fixed, **body["params"]}
     if state.test.hypothesis == ARM and body["params"]:  # an empty answer says that no point is left
         changes = overlay({**state.given, **state.baseline.values}, state.test.space_params, body["params"])
+        state = replace(state, test=replace(state.test, point=body["params"]))
+        assert state.test is not None
     return replace(state, test=replace(state.test, changes=changes, settings=state.baseline.merged(changes)))
 
 
@@ -540,10 +546,15 @@ def _refused(state: State, entry: Entry) -> State:
     state = replace(state, refusals=(*state.refusals, {**entry.body, "entry": entry.seq}))
     if entry.body.get("about") == "command_line":
         return replace(state, dead_checked=state.dead_checked or bool(entry.body.get("last")))
+    if entry.body.get("about") == "part":  # what does nothing beside the rest of a sampler's point is left out of it
+        if state.test is None:
+            return state
+        changes = {name: value for name, value in state.test.changes.items() if name not in entry.body["params"]}
+        return replace(state, test=replace(state.test, changes=changes, settings=state.baseline.merged(changes)))
     if entry.body.get("about") == "proposal":
         if state.test is None:
             return state
-        rejected = {"params": entry.body["params"], "infeasible": entry.body["kind"] == "infeasible"}
+        rejected = {"params": entry.body["params"], "infeasible": entry.body["kind"] == "infeasible", "point": state.test.point}
         return replace(state, test=replace(state.test, changes={}, settings=None, rejected=(*state.test.rejected, rejected)))
     if hypothesis := entry.body.get("hypothesis"):
         status = "handed_over" if entry.body.get("kind") == "hand_over" else "refused"

@@ -8,6 +8,7 @@ from typing import Any
 
 from optimizer.model.entry import Entry
 from optimizer.model.target import unit_of
+from optimizer.model.verdict import given_up
 
 
 def sentence(entry: Entry) -> str:
@@ -205,6 +206,8 @@ def _chosen(body: Mapping[str, Any]) -> str:
 def _refused(body: Mapping[str, Any]) -> str:
     if body.get("about") == "command_line":
         return f"On the command line: {', '.join(body['params'])} does nothing here: {body['why']}"
+    if body.get("about") == "part":
+        return f"Left out of the sampler's point: {changes_text(body['params'])}: {body['why']}"
     if body.get("kind") == "hand_over":
         return f"{body['hypothesis']}: no configuration action. {body['why']}"
     what = f"{changes_text(body['params'])} for " if body.get("params") else ""
@@ -278,7 +281,7 @@ _WRITERS: dict[str, Any] = {
     "refused": _refused,
     "flipped": _flipped,
     "judged": _judged,
-    "pruned": _settled("Ruled out:"),
+    "pruned": lambda body: _settled("Given up, not ruled out:" if given_up(body) else "Ruled out:")(body),
     "deferred": _settled("Put aside:"),
     "promoted": _settled("Kept:"),
     "rolled_back": lambda body: f"Rolled back to {changes_text(body.get('settings', {}))}: {body.get('why', '')}",

@@ -13,17 +13,19 @@ from optimizer.core.plan import Plan
 from optimizer.core.state import State
 from optimizer.core.whole_space import as_point, overlay, space_named, whole
 from optimizer.errors import UsageError
+from optimizer.knowledge.library import load_library
+from optimizer.knowledge.load import find_knowledge
 from optimizer.model.base import Value
 from optimizer.model.outcome import Done, Outcome
 from optimizer.model.space import ALONE, ARM, DeadSetting, Param, Space
-from optimizer.model.step import Launch, Propose, Step
+from optimizer.model.step import Launch, Measure, Propose, Step
 from optimizer.model.study import Budget
 from optimizer.report.prose import sentence
 from optimizer.report.study import report_markdown
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, verify
 from optimizer.search.answer import answered
-from optimizer.wiring import Options, Roots, prepare
+from optimizer.wiring import Options, Roots, plan_of, prepare
 from tests.unit.core.model_box import ADMISSION, GRAPHS, ModelBox, spec
 
 ROOT = Path(__file__).parents[3]
@@ -98,7 +100,7 @@ def test_a_point_that_does_not_run_is_told_as_infeasible_and_costs_its_launch() 
     assert crashed and all(trial.params["max_running_requests"] in (32, 64) for trial in crashed)
     ended = state.closed["reason"] if state.closed else ""
     crashed_in_all = sum(bool(arm.crashed) for arm in state.arms.values())
-    assert len(launched(box)) == 12 and crashed_in_all >= len(crashed) and f"11 points launched, {crashed_in_all} of them do not run; the budget is spent" in ended
+    assert len(launched(box)) == 12 and crashed_in_all >= len(crashed) and f"11 points launched, {crashed_in_all} of them do not run. The budget is spent." in ended
 
 
 def test_only_the_parameters_that_were_named_are_moved() -> None:
@@ -118,7 +120,7 @@ def test_a_sampler_that_comes_back_to_a_measured_point_ends_the_search() -> None
     made, log = Stubborn(GIVEN, speed, original=True), MemoryLog()
     log.append("opened", {"spec": spec("900tps@16", policy="random", params=("max_running_requests",)).plain()}, expect=0)
     state = asyncio.run(drive(log, made, PLAN))
-    assert launched(made) == ["candidate", "confirm"] and state.closed is not None and "no point of its space was left" in state.closed["reason"]
+    assert launched(made) == ["candidate", "confirm"] and state.closed is not None and "64 proposals in a row may not be launched; the last: This study has launched these settings already." in state.closed["reason"]
 
 
 def test_what_is_best_only_by_luck_is_not_kept() -> None:
@@ -130,6 +132,30 @@ def test_what_is_best_only_by_luck_is_not_kept() -> None:
     assert state.closed is not None and state.base_arm.confirmed is not None
     first = state.first_arm.results[0].value
     assert ("Nothing is kept." in state.closed["reason"]) == (state.base_arm.confirmed.value <= first)
+
+
+def test_with_every_parameter_of_the_product_points_are_launched_and_none_is_asked_for_twice() -> None:
+    """Of a point of dozens of parameters something always does nothing beside the rest: that is left out, and the rest is launched."""
+    library = load_library(find_knowledge(ROOT))
+
+    class Whole(Box):
+        def _do(self, step: Step) -> Outcome:
+            if isinstance(step, Propose):
+                return Done(body=answered(step, library.space(step.space)))
+            outcome = super()._do(step)
+            if isinstance(step, Measure) and isinstance(outcome, Done):  # a server reports its lists, which nobody gave
+                return outcome.model_copy(update={"body": {**outcome.body, "effective": {**outcome.body["effective"], "cuda_graph_bs": [1, 2, 4, 8]}}})
+            return outcome
+
+    made, log = Whole(GIVEN, speed, original=True), MemoryLog()
+    log.append("opened", {"spec": spec("9000tps@16", budget=Budget(minutes=100_000, launches=4), policy="random").plain()}, expect=0)
+    asyncio.run(drive(log, made, plan_of(library)))
+    asked = [entry.body["outcome"]["body"]["params"] for entry in log.read() if entry.kind == "outcome" and entry.body["step"] == "propose"]
+    assert len(asked) == len({str(point) for point in asked}) and max(map(len, asked)) > 20
+    assert launched(made).count("candidate") == 3
+    assert not any("cuda_graph_bs" in point for point in asked), "a list of its own is searched only where somebody has given one"
+    left_out = [entry.body for entry in log.read() if entry.kind == "refused" and entry.body.get("about") == "part"]
+    assert left_out and all(body["kind"] == "dead" for body in left_out)
 
 
 def test_a_choice_left_alone_is_not_given_and_what_hangs_on_it_does_not_exist() -> None:
