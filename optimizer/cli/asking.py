@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.completing import study_names
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.argument("what", metavar="SEQ|SETTING")
 @json_option
 @click.pass_context
@@ -27,7 +28,7 @@ def why(ctx: click.Context, study: str, what: str, as_json: bool) -> None:
 
 
 @click.command("why-not", context_settings={"ignore_unknown_options": True})
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.argument("setting")
 @json_option
 @click.pass_context

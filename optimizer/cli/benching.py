@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.completing import box_names, engine_names
 from optimizer.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ EXIT_NOT_MET, EXIT_NOTHING_VALID = 3, 4
 
 @click.command()
 @click.argument("url", required=False)
-@click.option("--host", help="An SSH alias or `localhost`: measure the server that runs there, from there.")
+@click.option("--host", shell_complete=box_names, help="An SSH alias or `localhost`: measure the server that runs there, from there.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Which server of the host, where there are several.")
-@click.option("--engine", type=str, help="sglang, vllm or llamacpp; found by itself otherwise. With --host only.")
+@click.option("--engine", shell_complete=engine_names, type=str, help="sglang, vllm or llamacpp; found by itself otherwise. With --host only.")
 @click.option("--against", metavar="URL", help="A second server, offered the same work; loads alternate between the two.")
 @click.option("--model", help="Name of the model in the requests (default: the one that is served).")
 @click.option("--api", type=click.Choice(["completions", "chat", "generate", "llamacpp"]), help="OpenAI's two, SGLang's own, llama.cpp's own.")

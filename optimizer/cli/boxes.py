@@ -10,10 +10,11 @@ import sys
 import click
 
 from optimizer.cli.base import columns, json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.completing import box_names, engine_names, study_names
 
 
 @click.command()
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @json_option
 @click.pass_context
 def stop(ctx: click.Context, study: str, as_json: bool) -> None:
@@ -53,7 +54,7 @@ def note(text: str) -> None:
 
 
 @click.command()
-@click.option("--host", required=True)
+@click.option("--host", shell_complete=box_names, required=True)
 @click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'.")
 @json_option
 @click.pass_context
@@ -69,9 +70,9 @@ def restore(ctx: click.Context, host: str, inside: str | None, as_json: bool) ->
 
 
 @click.command()
-@click.option("--host", required=True, help="An SSH alias, `localhost`, or `sim:NAME`.")
+@click.option("--host", shell_complete=box_names, required=True, help="An SSH alias, `localhost`, or `sim:NAME`.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Which running server, where there are several.")
-@click.option("--engine", help="sglang, vllm or llamacpp; found by itself otherwise.")
+@click.option("--engine", shell_complete=engine_names, help="sglang, vllm or llamacpp; found by itself otherwise.")
 @click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'.")
 @click.option("--launch", help="How the server would be started, if it does not run.")
 @json_option

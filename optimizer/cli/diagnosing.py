@@ -8,16 +8,17 @@ from pathlib import Path
 import click
 
 from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.completing import box_names, engine_names
 from optimizer.errors import UsageError
 
 
 @click.command()
 @click.option("--evidence", multiple=True, type=click.Path(path_type=Path, exists=True),
               help="A bundle folder or case file; the second one is the baseline of the comparison.")  # fmt: skip
-@click.option("--host", help="Read a live box instead (nothing is changed).")
+@click.option("--host", shell_complete=box_names, help="Read a live box instead (nothing is changed).")
 @click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'.")
 @click.option("--port", type=click.IntRange(1, 65535))
-@click.option("--engine", type=str)
+@click.option("--engine", shell_complete=engine_names, type=str)
 @click.option("--sheet", is_flag=True, help="Print the evidence sheet before the causes: what was found where, and what is missing.")
 @click.option("--all", "everything", is_flag=True, help="The sheet with every fact and every reason for a missing one.")
 @json_option

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.completing import study_names
 
 
 @click.command()
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.option("--optuna", "url", required=True, metavar="URL", help="Database for optuna-dashboard, e.g. sqlite:///study.db.")
 @json_option
 @click.pass_context
@@ -26,7 +27,7 @@ def export(ctx: click.Context, study: str, url: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--study", "name", help="Into a store: the name there (default: the study's own).")
 @json_option
@@ -43,7 +44,7 @@ def copy(ctx: click.Context, study: str, file: Path | None, name: str | None, as
 
 
 @click.command()
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.option("--latency", help="The latency metric: ttft_p50_ms, ttft_p99_ms, e2e_p90_ms … Default: the one of run --tradeoff, else tpot_p50_ms.")
 @json_option
 @click.pass_context

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.completing import study_names
 
 
 @click.command()
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.option("--why", metavar="SEQ|SETTING", help="One entry with everything that led to it, down to the log line; or why a setting was set.")
 @click.option("--hypothesis", help="Only what concerns this hypothesis.")
 @click.option("--follow", is_flag=True, help="Keep printing while the study runs.")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.completing import study_names
 from optimizer.errors import UsageError
 
 
@@ -17,7 +18,7 @@ def _listed(texts: tuple[str, ...] | str) -> tuple[str, ...]:
 
 
 @click.command()
-@click.argument("study", required=False)
+@click.argument("study", required=False, shell_complete=study_names)
 @click.option("--verify", is_flag=True, help="Recompute every decision and compare it with the recorded one.")
 @click.option("--until", type=int, help="Replay only up to this entry.")
 @click.option("--policy", metavar="NAME|FILE", help="Let another policy choose among what was measured: evidence, tpe, gp, random, or a JSON list of changes.")

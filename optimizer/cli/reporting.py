@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.completing import study_names
 
 
 @click.command()
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html", show_default=True,
               help="One self-contained page, Markdown, the whole document, or one row per launch.")  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Where to write it (default: beside the journal; `-` for stdout).")
@@ -37,8 +38,8 @@ def report(ctx: click.Context, study: str, form: str, output: Path | None, as_js
 
 
 @click.command()
-@click.argument("before")
-@click.argument("after")
+@click.argument("before", shell_complete=study_names)
+@click.argument("after", shell_complete=study_names)
 @click.option("--best", is_flag=True, help="Compare what each study kept, not the servers as they were found.")
 @json_option
 @click.pass_context

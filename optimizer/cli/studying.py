@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from optimizer.cli.base import columns, json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.completing import box_names, engine_names, study_names
 from optimizer.cli.person import asked, can_ask
 from optimizer.errors import UsageError
 
@@ -30,11 +31,11 @@ def minutes(text: str) -> float:
 
 def study_options(command: Any) -> Any:
     listed = [
-        click.option("--host", required=True, multiple=True,
+        click.option("--host", shell_complete=box_names, required=True, multiple=True,
                      help="An SSH alias, `localhost`, or `sim:NAME` for a simulated box. Given again: further boxes of the same class that share the study."),
         click.option("--target", multiple=True, help="1000tps, 1000tps@16, ttft.p99<500ms; combine with commas or by repeating."),
         click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'."),
-        click.option("--engine", type=str, help="sglang, vllm or llamacpp; found by itself otherwise."),
+        click.option("--engine", shell_complete=engine_names, type=str, help="sglang, vllm or llamacpp; found by itself otherwise."),
         click.option("--launch", help="How the server is started: a command in quotes, or a JSON file with argv and env."),
         click.option("--port", type=click.IntRange(1, 65535), help="Which running server, where there are several."),
         click.option("--workload", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="TOML or JSON file describing the load."),
@@ -125,7 +126,7 @@ def _end(state: State, plan: Plan, for_machine: bool) -> NoReturn:
 
 
 @click.command()
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.option("--adopt-knowledge", is_flag=True, help="Go on with knowledge files that changed since the study was opened.")
 @click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
 @metrics_option

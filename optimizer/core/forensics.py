@@ -107,13 +107,16 @@ def _levels(was: ArmState, now: ArmState) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["concurrency"])
 
 
+OF_THE_BOX = ("gpu.", "host.", "topology.")  # no setting of a server flips a driver
+
+
 def _suspects(
     asked: Mapping[str, tuple[Value, Value]], resolved: Mapping[str, tuple[Value, Value]], flips: tuple[Flip, ...]
 ) -> list[dict[str, Any]]:
     """Settings to put back, the best founded first: blamed alone for a fallback, blamed for a flip, merely different."""
     rows = []
     for name, (before, after) in {**asked, **resolved}.items():
-        mine = [flip for flip in flips if name in flip.blame and not flip.minor]
+        mine = [flip for flip in flips if name in flip.blame and not flip.minor and not flip.fact.startswith(OF_THE_BOX)]
         weight = sum((3.0 if flip.towards_fallback else 1.0) / len(flip.blame) for flip in mine)
         rows.append({
             "setting": name, "back_to": before, "now": after, "unasked": name in resolved, "weight": weight,

@@ -8,6 +8,7 @@ from typing import Any
 from optimizer.report.prose import number
 
 SHOWN = 12
+OTHERS = ("different engines", "different GPUs", "different models")  # of core.forensics
 
 
 def diff_text(found: Mapping[str, Any]) -> str:
@@ -53,6 +54,8 @@ def _table(title: str, rows: list[Mapping[str, Any]]) -> list[str]:
 
 def _advice(found: Mapping[str, Any]) -> list[str]:
     suspects = [row for row in found["suspects"] if row["weight"] > 0]
+    if any(reason.startswith(OTHERS) for reason in found["comparable"]):
+        return ["No setting is blamed: what differs between two engines, models or kinds of GPU is not a setting's doing."]
     if not suspects:
         return ["No setting can be blamed: what the two launches tell of themselves does not differ where a setting could have done it."]
     lines = ["Put back first (one launch each tells; nothing here was tested):"]
