@@ -21,6 +21,7 @@ from optimizer.model.base import Value
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.playbook import Playbook, SetAction, SpaceAction
 from optimizer.model.settings import Settings
+from optimizer.model.verdict import given_up
 
 _ENV = re.compile(r"(?:env\.)?([A-Z][A-Z0-9_]{1,80})")
 _NAME = re.compile(r"-{0,2}[A-Za-z][A-Za-z0-9_.-]{0,100}")
@@ -176,7 +177,7 @@ def _measured(entries: Sequence[Entry], question: Question) -> Iterator[dict[str
             yield {
                 "entry": entry.seq, "hypothesis": body["hypothesis"], "changes": body.get("changes", {}), "verdict": body.get("verdict", ""),
                 "why": body.get("why", ""), "kept": entry.kind == EntryKind.PROMOTED and not _undone(entries, entry),
-                "ruled_out": entry.kind == EntryKind.PRUNED, "stale": _stale(entries, entry), "judged": look.seq if judgement and look else None,
+                "ruled_out": entry.kind == EntryKind.PRUNED and not given_up(body), "stale": _stale(entries, entry), "judged": look.seq if judgement and look else None,
                 "interval": {key: judgement[key] for key in ("ratio", "low", "high", "confidence", "n_candidate", "n_baseline")} if judgement else None,
             }  # fmt: skip
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from optimizer.core import answers, closing, economy, goodput, ledger
+from optimizer.core import answers, claims, closing, economy, goodput, ledger
 from optimizer.core.hopeless import hopeless
 from optimizer.core.judge import judge
 from optimizer.core.plan import Plan
@@ -16,7 +16,7 @@ from optimizer.core.tradeoff import TRADEOFF
 from optimizer.model.measurement import LoadPoint
 from optimizer.model.settings import Settings
 from optimizer.model.space import ARM
-from optimizer.model.verdict import Judgement
+from optimizer.model.verdict import ENDING_STAYS, Judgement
 from optimizer.stats.interval import half_width
 
 ERROR_RATE_GUARD = 0.0
@@ -245,7 +245,7 @@ def _too_small_for_the_target(state: State, test: Test, judgement: Judgement) ->
         return f"the predicted ×{test.ratio[0]:.2f} is excluded: it is not what limits this server"
     if state.reach == "none" or not (wanted := _target_excluded(state, judgement)):
         return None
-    return f"the target needs ×{wanted:.2f} and an effect above ×{judgement.high:.2f} is excluded: more launches could not change the ending"
+    return f"the target needs ×{wanted:.2f} and an effect above ×{judgement.high:.2f} is excluded: {ENDING_STAYS}"
 
 
 def _claim_excluded(test: Test, judgement: Judgement) -> bool:
@@ -336,8 +336,7 @@ def missed_by_noise(state: State) -> bool:
 
 def _guards_hold(state: State, points: tuple[LoadPoint, ...]) -> bool:
     assert state.spec is not None
-    values = {bound: metric_value(points[0], bound.metric) for bound in state.spec.target.guards}
-    return all(value is not None and bound.holds(value) for bound, value in values.items()) and points[0].requests_failed <= ERROR_RATE_GUARD
+    return all(claims.holds(state, bound, points[0]) for bound in state.spec.target.guards) and points[0].requests_failed <= ERROR_RATE_GUARD
 
 
 def target_within_interval(state: State, arm: ArmState) -> bool:
@@ -365,6 +364,5 @@ def point_meets_target(state: State, points: tuple[LoadPoint, ...]) -> bool:
     """Whether one launch meets every bound of the target with the error guard."""
     assert state.spec is not None
     point = points[0]
-    values = {bound: metric_value(point, bound.metric) for bound in state.spec.target.bounds}
-    met = all(value is not None and bound.holds(value) for bound, value in values.items())
+    met = all(claims.holds(state, bound, point) for bound in state.spec.target.bounds)
     return met and point.requests_failed <= ERROR_RATE_GUARD

@@ -1,6 +1,7 @@
 """Arms, noise and judgements: how a prediction fared against its comparator. Everything recomputable from entries."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -10,6 +11,7 @@ Verdict = Literal[
     "supported", "partial", "harmful", "no_useful_effect", "below_prediction", "unresolved", "deferred", "infeasible",
     "invalid", "lossy",
 ]  # fmt: skip
+ENDING_STAYS = "more launches could not change the ending"
 
 
 class Arm(Frozen):
@@ -61,3 +63,9 @@ class Judgement(Frozen):
     reason: str = ""
     next_arm: Literal["candidate", "baseline"] | None = None  # which launch the next look needs
     expected_launches: FiniteFloat | None = Field(default=None)
+
+
+def given_up(settled: Mapping[str, Any]) -> bool:
+    """Whether what pruned an idea says only that it cannot bring the target about: its effect stayed undecided, and may be real.
+    ``settled``: the body of that entry."""
+    return str(settled.get("why", "")).endswith(ENDING_STAYS)

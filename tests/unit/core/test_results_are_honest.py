@@ -8,7 +8,8 @@ from optimizer.core.closing import ending_of
 from optimizer.model.outcome import Failed
 from optimizer.model.playbook import Prediction
 from optimizer.model.step import ORIGINAL, Launch, Measure
-from optimizer.report.prose import result_text
+from optimizer.model.verdict import ENDING_STAYS, given_up
+from optimizer.report.prose import result_text, sentence
 from optimizer.runner.recorded import verify
 
 from .model_box import PLAN, ModelBox, spec
@@ -124,3 +125,17 @@ def test_a_server_that_is_faster_than_its_gpu_can_be_is_not_called_healthy(level
     assert ending == "nothing_to_tune" and "healthy" not in why and "9,000 tok/s were measured. Correct that" in why
     before = replace(beyond, spec=state.spec.model_copy(update={"policy_version": 2}))  # an older study replays as it was decided
     assert "healthy" in ending_of(before, PLAN)[1]
+
+
+@pytest.mark.parametrize(
+    ("why", "word"),
+    [(f"the target needs ×40.79 and an effect above ×1.60 is excluded: {ENDING_STAYS}", "Given up, not ruled out:"),
+     ("the predicted ×1.50 is excluded: it is not what limits this server", "Ruled out:")],
+)  # fmt: skip
+def test_what_merely_cannot_reach_the_target_is_not_called_ruled_out(why, word):
+    _, log = run(ModelBox(EAGER, lambda values: 400.0 if values.get("disable_cuda_graph") else 430.0, noise=0.02), study=spec("5000tps@16"))
+    pruned = next(entry for entry in log.read() if entry.kind == "pruned")
+    measured = pruned.body["why"].rpartition("; ")[0]
+    told = pruned.model_copy(update={"body": {**pruned.body, "why": f"{measured}; {why}"}})
+    assert sentence(told).startswith(word)
+    assert given_up(told.body) == word.startswith("Given up")
