@@ -242,9 +242,9 @@ class _Point:
             metrics["output_tokens_per_s_rel_se"] = mean.relative_se
         ttft = [(row["first"] - row["scheduled"]) * 1000 for row in self.first if not row["first_wave"]]
         wanted = sorted({*tail.PERCENTILES, *self.workload.percentiles})
-        _add(metrics, "ttft", ttft, wanted)
-        _add(metrics, "tpot", self._tpot(), wanted)
-        _add(metrics, "e2e", [(row["ended"] - row["scheduled"]) * 1000 for row in self.full], wanted)
+        add_percentiles(metrics, "ttft", ttft, wanted)
+        add_percentiles(metrics, "tpot", self._tpot(), wanted)
+        add_percentiles(metrics, "e2e", [(row["ended"] - row["scheduled"]) * 1000 for row in self.full], wanted)
         if self.workload.limits and asked:
             good = sum(self._good(row) for row in self.ended)
             metrics["goodput_per_s"] = good / self.window_s
@@ -464,14 +464,14 @@ def _request_tpot(row: Mapping[str, Any]) -> float:
     return float((row["last"] - row["first"]) * 1000 / (row["output"] * (1 - 1 / row["chunks"])))
 
 
-def _add(metrics: dict[str, float], name: str, samples: Sequence[float], wanted: Sequence[float]) -> None:
+def add_percentiles(metrics: dict[str, float], name: str, samples: Sequence[float], wanted: Sequence[float]) -> None:
     ordered = sorted(samples)
     for percentile in wanted:
-        if tail.supported(percentile, len(ordered)):
-            metrics[f"{name}_p{percentile:g}_ms"] = tail.quantile(ordered, percentile)
-    bound = tail.upper_bound(samples, 99)
-    if bound is not None:
-        metrics[f"{name}_p99_upper_ms"] = bound  # "p99 is at most this", at 99 % confidence
+        if not tail.supported(percentile, len(ordered)):
+            continue
+        metrics[f"{name}_p{percentile:g}_ms"] = tail.quantile(ordered, percentile)
+        if percentile > 50 and (bound := tail.upper_bound(ordered, percentile)) is not None:
+            metrics[f"{name}_p{percentile:g}_upper_ms"] = bound  # "p99 is at most this", at 99 % confidence
 
 
 def _add_histogram(
@@ -482,12 +482,19 @@ def _add_histogram(
     for percentile in percentiles:
         if not tail.supported(percentile, total):
             continue
-        wanted, seen = percentile / 100 * total, 0
-        for value, count in bins:
-            seen += int(count)
-            if seen >= wanted:
-                metrics[f"{name}_p{percentile:g}_ms"] = float(value)
-                break
+        metrics[f"{name}_p{percentile:g}_ms"] = _at_rank(bins, percentile / 100 * total)
+        if percentile > 50 and (allowed := tail.misses_allowed(percentile, total)) is not None:
+            metrics[f"{name}_p{percentile:g}_upper_ms"] = _at_rank(bins, total - allowed)
+
+
+def _at_rank(bins: Sequence[Sequence[float]], rank: float) -> float:
+    """The value of the bin that holds the sample of this rank, the smallest being 1."""
+    seen = 0
+    for value, count in bins:
+        seen += int(count)
+        if seen >= rank:
+            return float(value)
+    return float(bins[-1][0])
 
 
 def missing(metric: str, point: LoadPoint) -> str:

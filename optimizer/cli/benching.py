@@ -173,6 +173,8 @@ def _show(benches: list[Bench], values: dict[str, Any], for_machine: bool) -> No
 
 
 def _exit_code(benches: list[Bench], options: BenchOptions) -> int:
+    from optimizer.model.target import claimed
+
     first = benches[0]
     if any(one.stopped for one in benches):
         return Interrupted.exit_code
@@ -181,5 +183,6 @@ def _exit_code(benches: list[Bench], options: BenchOptions) -> int:
         return 0 if first.found is not None and first.found.good is not None and not first.note else EXIT_NOT_MET
     if not valid:
         return EXIT_NOTHING_VALID
-    met = all(bound.metric in point.metrics and bound.holds(point.metrics[bound.metric]) for point in valid for bound in first.target.bounds)
+    shown = [(bound, claimed(bound.metric, point.metrics)) for point in valid for bound in first.target.bounds]
+    met = all(value is not None and bound.holds(value) for bound, value in shown)
     return 0 if met and len(valid) == sum(len(one.points) for one in benches) else (EXIT_NOT_MET if not met else EXIT_NOTHING_VALID)

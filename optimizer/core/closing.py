@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from optimizer.core import answers, boxes, economy, goodput
+from optimizer.core import answers, boxes, claims, economy, goodput
 from optimizer.core.once import once_measured
 from optimizer.core.plan import Plan
 from optimizer.core.score import probability_of
@@ -99,14 +99,14 @@ def ending_of(state: State, plan: Plan) -> tuple[str, str]:
         return "unreachable_by_configuration", _with_handover(why, sorted(handed, key=lambda item: -_place(ranked, str(item.get("hypothesis")))))
     tested = [belief for belief in state.beliefs.values() if belief.tried]
     if not tested:
-        return "nothing_to_tune", _why_nothing(state)
+        return "nothing_to_tune", _why_nothing(state) + claims.unshown(state, state.base_arm)
     if state.promoted:
         if is_refuted(state):
             shown = f"{confirmed.value:.4g}" if confirmed else ""
             return "not_met", f"Everything that ranked was tried. The fresh launch of what was kept gave {shown}, no more than the server as found: nothing is kept."
         best = f" Best confirmed: {confirmed.value:.4g}." if confirmed else ""
-        return "not_met", f"Everything that ranked was tried.{best}"
-    return "not_met", "Everything that ranked was tried and nothing was kept."
+        return "not_met", f"Everything that ranked was tried.{best}{claims.unshown(state, state.base_arm)}"
+    return "not_met", f"Everything that ranked was tried and nothing was kept.{claims.unshown(state, state.base_arm)}"
 
 
 def _why_nothing(state: State) -> str:

@@ -5,7 +5,7 @@ field over the steady window at the stated concurrency, with every guard met."""
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from optimizer.errors import UsageError
@@ -69,6 +69,15 @@ def percentile_of(metric: str) -> float | None:
     """The percentile in a metric's name, 99.9 for ``ttft_p99.9_ms``; None where it has none."""
     match = _PERCENTILE.fullmatch(metric)
     return float(match[1]) if match else None
+
+
+def claimed(metric: str, metrics: Mapping[str, float]) -> float | None:
+    """What a claim about ``metric`` is held against. Of a percentile beyond the median it is the bound that so many requests show
+    at 99 % confidence, where one is stated: the percentile as measured is above its true value as often as below. Else the value."""
+    percentile = percentile_of(metric)
+    if percentile is None or percentile <= 50:
+        return metrics.get(metric)
+    return metrics.get(f"{metric.removesuffix('_ms')}_upper_ms", metrics.get(metric))
 
 
 def unit_of(metric: str) -> str:

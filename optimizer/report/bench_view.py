@@ -16,7 +16,7 @@ from rich.text import Text
 
 from optimizer.bench.run import missing
 from optimizer.model.measurement import ADVICE, LoadPoint
-from optimizer.model.target import Target, unit_of
+from optimizer.model.target import Target, claimed, unit_of
 from optimizer.report import charts
 from optimizer.report.prose import number
 from optimizer.report.steady_stream import steady
@@ -121,7 +121,7 @@ def bench_document(
     """What ``bench --json`` prints."""
     rows = []
     for load, point in zip(loads, points, strict=True):
-        met = {bound.text: (None if (value := point.metrics.get(bound.metric)) is None else bound.holds(value)) for bound in target.bounds}
+        met = {bound.text: (None if (value := claimed(bound.metric, point.metrics)) is None else bound.holds(value)) for bound in target.bounds}
         rows.append({"load": load, "unit": "requests/s" if open_loop else "users", "valid": not point.invalid, **({"target": met} if met else {}), **point.plain()})
     return {"server": name, "workload": workload, "target": target.text, "points": rows, "knee": knee, "note": note, "interrupted": interrupted}
 
@@ -196,6 +196,12 @@ def met_text(target: Target, point: LoadPoint) -> str:
     parts = []
     for bound in target.bounds:
         value = point.metrics.get(bound.metric)
-        said = missing(bound.metric, point) if value is None else f"{number(value)} {unit_of(bound.metric)}, {'met' if bound.holds(value) else 'not met'}"
+        shown = claimed(bound.metric, point.metrics)
+        if value is None or shown is None:
+            said = missing(bound.metric, point)
+        elif bound.holds(value) and not bound.holds(shown):
+            said = f"{number(value)} {unit_of(bound.metric)}, not shown: its {point.requests_ok} requests prove at most {number(shown)} (99 % confidence)"
+        else:
+            said = f"{number(value)} {unit_of(bound.metric)}, {'met' if bound.holds(value) else 'not met'}"
         parts.append(f"{bound.text}: {said}")
     return "; ".join(parts)

@@ -21,12 +21,14 @@ from optimizer.bench.workload import salt_of
 from optimizer.box.box import KEY_VARIABLE, Box
 from optimizer.errors import BoxError, UsageError
 from optimizer.model.measurement import LoadPoint, ValidityCode
-from optimizer.model.target import Target
+from optimizer.model.target import Target, claimed, percentile_of
 from optimizer.model.workload import Workload
 from optimizer.runner.signals import routed
 from optimizer.runner.tooling import ToolRunner, work_of
+from optimizer.stats import tail
 
 LINE_BYTES = 64 << 20  # of the longest line: the summary, with an in-flight series of an hour
+LONGEST = 10.0  # times the window: what the knee finder adds by itself to judge a load
 SETTLE_S = 3.0  # between two loads: a server learns that a client hung up only when it next looks
 # What keeps a measurement from being used, and yet says that the load is too high.
 TOO_HIGH = {ValidityCode.ERRORS, ValidityCode.OVER_SATURATED}
@@ -153,14 +155,21 @@ class Bench:
             if self.stopped:
                 break
             strained = strain(point, self.target)
+            if strained is None and (longer := longer_by(point, self.target)) and not self.stopped:
+                await asyncio.sleep(SETTLE_S)
+                point = await self._measure(load, longer)
+                if self.stopped:
+                    break
+                strained = strain(point, self.target)
             if strained is None:
                 self.note = unjudged(point, self.target)
                 break
             strains[load] = strained
         self.found = knee.knee(strains)
 
-    async def _measure(self, load: float) -> LoadPoint:
-        workload = self.workload
+    async def _measure(self, load: float, longer: float = 1.0) -> LoadPoint:
+        times = {"warmup_max_s": 2 * self.workload.warmup_max_s, "window_s": longer * self.workload.window_s} if longer > 1 else {}
+        workload = self.workload.model_copy(update=times)
         if self.open_loop and workload.arrival != "trace":
             workload = workload.model_copy(update={"rate_per_s": load})
         elif not self.open_loop:
@@ -220,7 +229,7 @@ def strain(point: LoadPoint, target: Target) -> float | None:
         return None
     worst = 0.0
     for bound in target.bounds:
-        measured = point.metrics.get(bound.metric)
+        measured = claimed(bound.metric, point.metrics)
         if measured is None:
             return None
         if bound.value == 0:
@@ -231,6 +240,20 @@ def strain(point: LoadPoint, target: Target) -> float | None:
             ratio = bound.value / measured if measured > 0 else knee.FAILED
         worst = max(worst, ratio)
     return worst
+
+
+def longer_by(point: LoadPoint, target: Target) -> float:
+    """So many times as long a window would probably let this load be judged; 0 where none would."""
+    codes = {item.code for item in point.invalid}
+    if codes - {ValidityCode.NEVER_STEADY, ValidityCode.TOO_FEW_REQUESTS}:
+        return 0.0
+    if codes:
+        return 2.0
+    wanted = [percentile for bound in target.bounds if bound.metric not in point.metrics and (percentile := percentile_of(bound.metric)) is not None]
+    if not wanted or not point.requests_ok:
+        return 0.0
+    needed = 1.2 * tail.requests_needed(max(wanted)) / point.requests_ok
+    return needed if 1 < needed <= LONGEST else 0.0
 
 
 def unjudged(point: LoadPoint, target: Target) -> str:

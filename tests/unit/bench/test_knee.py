@@ -6,6 +6,10 @@ import random
 import pytest
 
 from optimizer.bench.knee import RESOLUTION, knee, next_load
+from optimizer.model.measurement import Invalidity, LoadPoint, ValidityCode
+from optimizer.model.target import parse_target
+from optimizer.report.bench_view import met_text
+from optimizer.runner.benching import longer_by, strain
 
 
 def search(strain_of, start: float, lowest: float = 1.0, highest: float = 4096.0, whole: bool = True) -> tuple[dict[float, float], float | None]:
@@ -62,3 +66,24 @@ def test_noise_ends_the_search_all_the_same() -> None:
         noise = random.Random(seed)
         strains, _ = search(lambda load, noise=noise: (load / 50) * noise.uniform(0.8, 1.25), 16.0)
         assert len(strains) <= 14
+
+
+def point(ok: int, metrics: dict[str, float], *codes: ValidityCode) -> LoadPoint:
+    return LoadPoint(concurrency=4, requests_ok=ok, requests_failed=0, prompt_tokens=1, output_tokens=1, window_s=10.0, metrics=metrics,
+                     invalid=tuple(Invalidity(code=code, detail="seen") for code in codes))  # fmt: skip
+
+
+def test_a_load_that_could_not_be_judged_is_measured_longer_where_that_helps() -> None:
+    target = parse_target(["ttft.p95<500ms"])
+    assert longer_by(point(45, {}), target) == pytest.approx(1.2 * 90 / 45)
+    assert longer_by(point(3, {}), target) == 0  # that would take 36 times as long: for a person to decide
+    assert longer_by(point(45, {"ttft_p95_ms": 1.0}, ValidityCode.NEVER_STEADY), target) == 2
+    assert longer_by(point(45, {}, ValidityCode.CACHED_PREFIX, ValidityCode.NEVER_STEADY), target) == 0
+    assert longer_by(point(0, {}), target) == 0
+
+
+def test_a_load_meets_a_percentile_that_its_requests_prove() -> None:
+    target = parse_target(["ttft.p95<500ms"])
+    assert strain(point(90, {"ttft_p95_ms": 480.0, "ttft_p95_upper_ms": 520.0}), target) == pytest.approx(1.04)
+    assert "not shown: its 90 requests prove at most 520" in met_text(target, point(90, {"ttft_p95_ms": 480.0, "ttft_p95_upper_ms": 520.0}))
+    assert met_text(target, point(90, {"ttft_p95_ms": 480.0, "ttft_p95_upper_ms": 490.0})).endswith("480 ms, met")
