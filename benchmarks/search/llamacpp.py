@@ -2,7 +2,7 @@
 
     make engines                                              # once: llama.cpp and a small model with random weights
     python benchmarks/search/llamacpp.py measure [--engines .engines] [--minutes 12] [--out FOLDER]
-    python benchmarks/search/llamacpp.py replay [--seeds 20] [--folder FOLDER] [--write]
+    python benchmarks/search/llamacpp.py replay [--seeds 100] [--folder FOLDER] [--write]
 
 ``measure`` starts every configuration once, in an order drawn from a seed, then some a second and third time until the minutes are
 used; each launch is loaded by the product's load generator and read by the product's parsers. It writes ``llamacpp_cpu.csv`` (a row
@@ -339,7 +339,7 @@ def main() -> None:
     one.add_argument("--seed", type=int, default=7, help="of the order of the launches")
     other = commands.add_parser("replay")
     other.add_argument("--folder", type=Path, default=HERE)
-    other.add_argument("--seeds", type=int, default=20)
+    other.add_argument("--seeds", type=int, default=100)
     other.add_argument("--write", action="store_true", help="put the figures into docs/search.md and the README")
     asked = parser.parse_args()
     if asked.command == "measure":

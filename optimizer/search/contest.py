@@ -23,9 +23,10 @@ _CLOSE = 1e-9
 
 class Reached(Frozen):
     """Launches until the configuration that looks best reaches a share of the best. A run that never did counts one more than
-    it had; ``reached`` is the share of the seeds that did."""
+    it had; ``reached`` is the share of the seeds that did. ``se``: standard error of the mean over the seeds."""
 
     mean: float
+    se: float
     median: float
     p90: float
     reached: float
@@ -41,6 +42,7 @@ class Score(Frozen):
     asked_again: float  # points asked for that had been measured already, per seed
     launches_above_default: float | None  # until the default is beaten (mean), None without one
     steps: int
+    decided: int  # of the steps; the others were looked up, since another seed had met the same history
     own_s: float  # seconds of one core, without Optuna's own
 
 
@@ -55,6 +57,7 @@ class _Trace:
     asked_again: int
     steps: int
     foreign_s: float
+    looked_up: int = 0
 
 
 def contest(
@@ -79,6 +82,7 @@ def _score(table: Table, name: str, directions: Sequence[Direction], seeds: int,
         counts = [trace.reached[place] or missed for trace in traces]
         reached[f"{share:.0%}"] = Reached(
             mean=statistics.fmean(counts),
+            se=round(statistics.stdev(counts) / math.sqrt(len(counts)), 4) if len(counts) > 1 else 0.0,
             median=statistics.median(counts),
             p90=sorted(counts)[min(len(counts) - 1, math.ceil(0.9 * len(counts)) - 1)],
             reached=sum(1 for trace in traces if trace.reached[place]) / len(traces),
@@ -91,6 +95,7 @@ def _score(table: Table, name: str, directions: Sequence[Direction], seeds: int,
         asked_again=statistics.fmean(trace.asked_again for trace in traces),
         launches_above_default=None if table.default is None else statistics.fmean(trace.above_default or missed for trace in traces),
         steps=sum(trace.steps for trace in traces),
+        decided=sum(trace.steps - trace.looked_up for trace in traces),
         own_s=own,
     )
 
@@ -129,7 +134,7 @@ def _run(
         if trace.reached[-1]:
             break
         run.tell(index, gain)
-    trace.foreign_s = getattr(run, "spent_s", 0.0)
+    trace.foreign_s, trace.looked_up = getattr(run, "spent_s", 0.0), getattr(run, "looked_up", 0)
     return trace
 
 

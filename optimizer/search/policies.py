@@ -70,7 +70,7 @@ def _random(table: Table, directions: Sequence[Direction]) -> Policy:
 
     def start(seed: int) -> Run:
         order = list(range(count))
-        random.Random(derived_seed("random", seed)).shuffle(order)
+        random.Random(derived_seed("random", table.name, seed)).shuffle(order)
         return RandomRun(order)
 
     return start
@@ -98,6 +98,7 @@ class Model:
         self.noise = max(table.noise() or _NOISE, 0.002)
         start = self.expected if knowledge else np.zeros(count)
         self.root = _Node(self._ties(start, frozenset()), Posterior(Prior(dims, count, knowledge=knowledge)), -np.inf, frozenset())
+        self.begun = False  # whether the first launch was decided for some run
         self.room = min(_KEPT_NODES, _KEPT_FLOATS // (20 * count))
 
     def next(self, node: _Node, index: int, gain: float) -> _Node:
@@ -136,12 +137,17 @@ class ModelRun:
     model: Model
     node: _Node
     source: random.Random
+    looked_up: int = 0  # decisions that a run before had made of the same history
+
+    def __post_init__(self) -> None:
+        self.looked_up, self.model.begun = int(self.model.begun), True
 
     def ask(self) -> Ask:
         ties = self.node.ties
         return ties[0] if len(ties) == 1 else ties[self.source.randrange(len(ties))]
 
     def tell(self, index: int, gain: float) -> None:
+        self.looked_up += (index, gain) in self.node.children
         self.node = self.model.next(self.node, index, gain)
 
     def unrecorded(self) -> None:
@@ -151,7 +157,7 @@ class ModelRun:
 def _model(name: str, *, knowledge: bool) -> Callable[[Table, Sequence[Direction]], Policy]:
     def prepare(table: Table, directions: Sequence[Direction]) -> Policy:
         model = Model(table, directions, knowledge=knowledge)
-        return lambda seed: ModelRun(model, model.root, random.Random(derived_seed(name, seed)))
+        return lambda seed: ModelRun(model, model.root, random.Random(derived_seed(name, table.name, seed)))
 
     return prepare
 

@@ -22,7 +22,7 @@ class Axes:
 
     def __init__(self, table: Table) -> None:
         optuna = load()
-        self.names = table.names
+        self.table, self.names = table.name, table.names
         self.grids: dict[str, list[Any]] = {}
         self.distributions: dict[str, Any] = {}
         self.originals: dict[str, dict[float, Any]] = {}
@@ -89,11 +89,11 @@ class TpeRun:
         self.axes = axes
         started = time.process_time()
         self.optuna = load()
-        self.source = random.Random(derived_seed("tpe ties", seed))
+        self.source = random.Random(derived_seed("tpe ties", axes.table, seed))
         self.free = np.ones(len(axes.places), dtype=np.bool_)
         self.instead: int | None = None
         sampler = self.optuna.samplers.TPESampler(
-            seed=derived_seed("tpe", seed), multivariate=True, group=True, n_startup_trials=STARTUP_TRIALS
+            seed=derived_seed("tpe", axes.table, seed), multivariate=True, group=True, n_startup_trials=STARTUP_TRIALS
         )
         self.study = self.optuna.create_study(direction="maximize", sampler=sampler)
         self.spent_s = time.process_time() - started  # inside Optuna

@@ -189,7 +189,9 @@ def _speed(scores: Sequence[Sequence[Score]], policies: Sequence[str]) -> dict[s
     found: dict[str, Any] = {}
     for place, name in enumerate(policies):
         steps, seconds = sum(one[place].steps for one in scores), sum(one[place].own_s for one in scores)
-        found[name] = {"steps": steps, "steps_per_s": round(steps / seconds) if seconds > 0 else None}
+        decided = sum(one[place].decided for one in scores)
+        found[name] = {"steps": steps, "decided": decided, "steps_per_s": round(steps / seconds) if seconds > 0 else None,
+                       "decided_per_s": round(decided / seconds) if seconds > 0 else None}  # fmt: skip
     return found
 
 
@@ -248,7 +250,7 @@ def _prose(found: dict[str, Any], reading: Reading, options: TableOptions) -> st
         lines.append(f"  left out: {count} row{'s' * (count != 1)}, {why} (first: {reading.examples[why]})")
     if reading.small:
         lines.append(f"  left out: {len(reading.small)} groups with one configuration each: there is nothing to choose")
-    lines += ["", "Launches until 90 / 95 / 99 % of the best (mean over seeds):"]
+    lines += ["", "Launches until 90 / 95 / 99 % of the best (mean over seeds ± the standard error of the 95 %):"]
     for group in groups if len(groups) <= _SHOWN else []:
         lines.append(f"  {group['name']}: {group['configurations']} configurations; {_default_text(group)}")
         for name in policies:
@@ -256,7 +258,8 @@ def _prose(found: dict[str, Any], reading: Reading, options: TableOptions) -> st
             reached = " / ".join(f"{figures['launches_to'][share]['mean']:.1f}" for share in ("90%", "95%", "99%"))
             asked = f"; {figures['not_recorded']:.1f} points asked for that nobody measured" if figures["not_recorded"] else ""
             curve = " ".join(f"{figures['regret'][place] * 100:.0f}" for place in range(min(8, len(figures["regret"]))))
-            lines.append(f"    {name:9} {reached:20} missing after each launch, %: {curve}{asked}")
+            se = figures["launches_to"]["95%"]["se"]
+            lines.append(f"    {name:9} {reached:20} ± {se:.2f}  missing after each launch, %: {curve}{asked}")
     if len(groups) > 1:
         lines.append("  median over the groups:")
         for name in policies:
@@ -291,5 +294,8 @@ def _judgement(found: dict[str, Any]) -> list[str]:
             lines.append(f"  It does not win on: {'; '.join(lost[:8])}{f' and {len(lost) - 8} more' if len(lost) > 8 else ''}")
     if summary["default"]["median_share_of_best"] is not None:
         lines.append(f"The untuned default gives {summary['default']['median_share_of_best'] * 100:.0f} % of the best on the median group.")
-    steps = ", ".join(f"{name} {speed['steps_per_s']:,}" for name, speed in found["speed"].items() if speed["steps_per_s"])
+    steps = ", ".join(
+        f"{name} {speed['steps_per_s']:,}" + (f" ({speed['decided_per_s']:,} decided anew, the others looked up)" if speed["decided"] < speed["steps"] else "")
+        for name, speed in found["speed"].items() if speed["steps_per_s"]
+    )  # fmt: skip
     return [*lines, f"Steps a second a core, Optuna's own time aside: {steps}."]

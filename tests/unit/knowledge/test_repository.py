@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.core.predicate import Look, evaluate
 from optimizer.knowledge.causes import FAMILY_OF
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.lint import lint
 from optimizer.knowledge.load import find_knowledge, read_files
+from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.playbook import HandOver
 
 REPOSITORY = Path(__file__).parents[3]
@@ -47,3 +49,13 @@ def test_every_rule_can_speak_against_and_every_idea_says_what_to_do(library: Li
         assert book.actions and book.discriminating_test and book.source.startswith("https://"), book.id
         changes = [action for action in book.actions if not isinstance(action, HandOver)]
         assert book.predicts is not None or not changes or book.id in NO_PREDICTION, book.id
+
+
+@pytest.mark.parametrize(("ranks", "applies"), [({"tp": 1, "pp": 1, "dp": 1, "nodes": 1}, False), ({"tp": 2, "pp": 1, "dp": 1, "nodes": 1}, True), ({"tp": 1, "pp": 2, "dp": 1, "nodes": 1}, True)])
+def test_nccl_is_searched_where_the_servers_ranks_exchange_something_and_not_where_the_box_has_more_gpus(library: Library, ranks: dict[str, int], applies: bool):
+    facts = {"gpu.count": 2, "allreduce.custom": "off", **{f"parallel.{name}": size for name, size in ranks.items()}}
+    look = Look(Evidence(facts=tuple(Fact(name=name, value=value, source="test") for name, value in facts.items())), {}, {})
+    nccl, all_reduce = library.space("nccl/nccl").requires, library.space("sglang/all-reduce").requires
+    assert nccl is not None and all_reduce is not None
+    assert (evaluate(nccl, look) is not False) is applies
+    assert (evaluate(all_reduce, look) is not False) is (ranks["tp"] > 1)

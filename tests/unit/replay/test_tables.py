@@ -200,6 +200,24 @@ def test_ten_thousand_steps_a_second_and_thousands_of_seeds() -> None:
         assert best > 10_000, (name, best)
 
 
+def test_random_needs_what_chance_says_and_its_error_is_printed() -> None:
+    """Of N distinct configurations of which K are good enough, a random order needs (N + 1) / (K + 1) launches on average."""
+    table = read_tables(grid(), ["tp", "max-num-seqs"], "output_tps").tables[0]
+    good = sum(table.share(value) >= 0.95 for value in table.values)
+    expected = (len(table.points) + 1) / (good + 1)
+    found = contest(table, ["random"], DIRECTIONS, 2000)[0].launches_to["95%"]
+    assert found.mean == pytest.approx(expected, abs=4 * found.se) and 0 < found.se < 0.2
+    assert contest(table, ["random"], DIRECTIONS, 1)[0].launches_to["95%"].se == 0.0
+
+
+def test_what_was_looked_up_is_not_called_decided() -> None:
+    table = read_tables(grid(), ["tp", "max-num-seqs"], "output_tps").tables[0]
+    score = contest(table, ["evidence"], DIRECTIONS, 50)[0]
+    assert 0 < score.decided <= score.steps / 10, "without noise and ties, all seeds are one history"
+    chance = contest(table, ["random"], DIRECTIONS, 50)[0]
+    assert chance.decided == chance.steps
+
+
 def test_the_command_prints_a_document(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(grid())
