@@ -91,6 +91,11 @@ def refuse(changes: Mapping[str, Value], ground: Ground, *, tried: Collection[st
     return tuple(found)
 
 
+def first_of_itself(changes: Mapping[str, Value], ground: Ground) -> Refusal | None:
+    """The first refusal that a value of ``changes`` draws by itself (not on this build, dead, lossy), whatever the point comes to."""
+    return next(_by_param(changes, ground), None)
+
+
 def screen(changes: Mapping[str, Value], ground: Ground, *, tried: Collection[str] = ()) -> Screened:
     """``changes`` without the parts that are refused; a value that the engine overrides is replaced by its own
     choice."""

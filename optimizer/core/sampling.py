@@ -11,7 +11,7 @@ from optimizer.core import boxes
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate, operands
 from optimizer.core.prior import Match, compared, is_like_here
-from optimizer.core.refuse import Ground, refuse
+from optimizer.core.refuse import Ground, first_of_itself, refuse
 from optimizer.core.resolve import in_range
 from optimizer.core.state import ArmState, Belief, State, Test, metric_value
 from optimizer.core.whole_space import as_point
@@ -75,7 +75,7 @@ def dimensions(params: Sequence[Param], ground: Ground) -> tuple[list[str], dict
 
 def _never(name: str, value: Value, ground: Ground) -> Refusal | None:
     """Why the value is refused whatever stands beside it; None when that depends."""
-    return next((found for found in refuse({name: value}, ground) if found.kind in ("unavailable", "dead", "lossy")), None)
+    return first_of_itself({name: value}, ground)
 
 
 def held(state: State, plan: Plan, test: Test) -> dict[str, Value]:
