@@ -19,11 +19,11 @@ from optimizer.cli.completing import box_names, engine_names, study_names
 @click.pass_context
 def stop(ctx: click.Context, study: str, as_json: bool) -> None:
     """End a study now: its coordinator closes it and puts the box into its end state."""
-    from optimizer.wiring import ask_stop, holder_of, result_of, resume_study
+    from optimizer.wiring import ask_stop, has_ended, holder_of, result_of, resume_study
 
     roots = roots_of(ctx)
     place = roots.study(study)
-    holder, folder = holder_of(place), roots.folder(place)
+    holder, folder, ended = holder_of(place), roots.folder(place), has_ended(place)
     (folder / "stop").write_text("stop\n", encoding="utf-8")
     if holder is not None and not holder.runs_here:
         (folder / "stop").unlink(missing_ok=True)
@@ -35,13 +35,14 @@ def stop(ctx: click.Context, study: str, as_json: bool) -> None:
         message = {"study": study, "asked": True, "coordinator": holder.pid}
         text = f"Asked the coordinator (process {holder.pid}) of {study} to close it; follow with: optimize journal {study} --follow"
     else:
-        note(f"Closing {study}. What it still runs is taken down and the box restored; Ctrl-C leaves that to the guard on the box, at once.")
+        if not ended:
+            note(f"Closing {study}. What it still runs is taken down and the box restored; Ctrl-C leaves that to the guard on the box, at once.")
         try:
             state, plan_, _ = asyncio.run(resume_study(study, roots, say=note))
         finally:
             (folder / "stop").unlink(missing_ok=True)
         message = {**result_of(state, plan_), "asked": False}
-        text = f"Study {study} is closed: {message['ending']}."
+        text = f"Study {study} had ended before: {message['ending']}. Nothing was done." if ended else f"Study {study} is closed: {message['ending']}."
     if wants_json(ctx, as_json):
         print_json(message)
     else:

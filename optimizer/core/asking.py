@@ -55,7 +55,7 @@ def parse(text: str, state: State, plan: Plan) -> Question:
     spelled = _setting_name(name, plan)
     if spelled not in _known(state, plan):
         near = _near(spelled, sorted(_known(state, plan) | {book.id for book in plan.playbooks}))
-        raise UsageError(f"Neither this build nor the knowledge files know {name!r}.", hint=f"Did you mean {', '.join(near)}?" if near else "optimize journal STUDY lists what it tried.")
+        raise UsageError(f"Neither this build nor the knowledge files know {name!r}.", hint=f"Did you mean {', '.join(near)}?" if near else f"`optimize journal {state.spec.study if state.spec else 'STUDY'}` lists what it tried.")
     return Question("setting", spelled, _value(value) if valued else None, valued)
 
 

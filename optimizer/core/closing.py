@@ -344,11 +344,16 @@ def spread_of(results: Sequence[LaunchResult], noise: Noise) -> float:
     return max(noise.sd, *(goodput.counting_error(result.points[0]) for result in results if result.points), 0.0)
 
 
+def half_of(state: State, results: Sequence[LaunchResult], noise: Noise) -> float:
+    """Half of the 95 % interval of ln(mean) over launches."""
+    return half_width(1 - policy(state).error, noise.degrees_of_freedom, spread_of(results, noise) / math.sqrt(len(results)))
+
+
 def interval_of(state: State, results: Sequence[LaunchResult], noise: Noise) -> list[float]:
     """The 95 % interval of ``value_of`` over launches. Where nothing was counted, from 0 to the rate that would have shown something."""
     if value_of(results) <= 0:
         return [0.0, goodput.NONE_SEEN / max(math.fsum(result.points[0].window_s for result in results if result.points), 1e-3)]
-    half = half_width(1 - policy(state).error, noise.degrees_of_freedom, spread_of(results, noise) / math.sqrt(len(results)))
+    half = half_of(state, results, noise)
     return [math.exp(_mean_ln(results) - half), math.exp(_mean_ln(results) + half)]
 
 

@@ -159,8 +159,10 @@ def classify(data: bytes | Iterable[Piece], exit_code: int | None) -> Exit:
     generic: list[tuple[Line, str, str, bool]] = []
     weak: Line | None = None
     serving = False
+    last = b""
     for index, line in enumerate(iter_lines(_tail(pieces_of(data)))):
         raw = line.raw if len(line.raw) < 4000 else line.raw[:4000]
+        last = raw if raw.strip() else last
         if b" HTTP/1." in raw or b" throughput" in raw:
             continue  # what a serving log consists of
         if b'File "' in raw and _FRAME.search(raw):
@@ -191,7 +193,7 @@ def classify(data: bytes | Iterable[Piece], exit_code: int | None) -> Exit:
             generic.append(
                 (line, match[1].decode("ascii", "replace"), text(match[2] or b"", 300), index - config_frame < 12)
             )
-    return _decide(specific, generic, weak, serving, stage, exit_code)
+    return _decide(specific, generic, weak, serving, stage, exit_code, last)
 
 
 def _decide(
@@ -201,6 +203,7 @@ def _decide(
     serving: bool,
     stage: str,
     exit_code: int | None,
+    last: bytes,
 ) -> Exit:
     if specific:
         best = max(weight for weight, _, _ in specific)
@@ -246,7 +249,8 @@ def _decide(
             f"Killed by signal {-exit_code if exit_code < 0 else exit_code - 128}; its log ends without an error.",
             None,
         )
-    return Exit("exited", f"Exited with code {exit_code}; its log shows no error that is known.", None)
+    said = f" Its last line: {_shorten(text(last.strip(), 300))}" if last else " It wrote nothing."
+    return Exit("exited", f"Exited with code {exit_code}; its log shows no error that is known.{said}", None)
 
 
 def may_be_stage(raw: bytes) -> bool:

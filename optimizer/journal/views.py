@@ -10,7 +10,8 @@ VIEWS = """
 CREATE VIEW decision AS
 SELECT seq, at_utc, json_extract(body, '$.box') AS box, kind,
        coalesce(json_extract(body, '$.hypothesis'), json_extract(body, '$.id')) AS subject,
-       coalesce(json_extract(body, '$.judgement.verdict'), json_extract(body, '$.verdict'),
+       coalesce(CASE WHEN json_extract(body, '$.judgement.final') = 0 THEN 'not yet decided' END,
+                json_extract(body, '$.judgement.verdict'), json_extract(body, '$.verdict'),
                 json_extract(body, '$.kind'), json_extract(body, '$.ending')) AS verdict,
        json_extract(body, '$.judgement.ratio') AS ratio,
        json_extract(body, '$.judgement.low') AS ratio_low,

@@ -177,9 +177,15 @@ def _entries_of(entries: Sequence[Entry], kind: EntryKind) -> list[dict[str, Any
 
 
 def left(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """What the last waterfall still loses, and who could win it back."""
+    """What the last waterfall still loses, and who could win it back; with the causes in that bucket that were tested and not kept."""
     last = _first_and_last(entries, EntryKind.CEILING)[-1:]
-    return [part for entry in last for part in sorted(_waterfall(entry)["lost"], key=lambda part: -part["share"]) if part["share"] >= 0.02]
+    bucket_of = {row["id"]: row.get("addresses") for entry in entries if entry.kind == EntryKind.RANKED for row in entry.body["hypotheses"]}
+    given_up = dict.fromkeys(entry.body["hypothesis"] for entry in entries if entry.kind in (EntryKind.PRUNED, EntryKind.DEFERRED) and "hypothesis" in entry.body)
+    rows = []
+    for part in (part for entry in last for part in sorted(_waterfall(entry)["lost"], key=lambda part: -part["share"]) if part["share"] >= 0.02):
+        tried = [name for name in given_up if bucket_of.get(name) == part["bucket"]]
+        rows.append({**part, "who": part["who"] + (f"; tested here and not kept: {', '.join(tried)}" if tried else "")})
+    return rows
 
 
 def ruled_out(state: State) -> list[dict[str, Any]]:

@@ -122,7 +122,7 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
             evidence = body.get("evidence", {})
             found = "a running server" if body.get("original") else "no running server"
             return (
-                f"Found {body.get('engine', 'no engine')} {body.get('engine_version') or ''}, {found}: "
+                f"Found {body.get('engine', 'no engine')} {body.get('engine_version') or '(version unknown)'}, {found}: "
                 f"{len(evidence.get('facts', []))} facts read, {len(evidence.get('missing', []))} missing."
             )
         case "launch":

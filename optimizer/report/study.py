@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, pooled, summary
+from optimizer.core.closing import PLAIN_ENDINGS, half_of, is_confirmed_better, pooled, summary
 from optimizer.core.plan import Plan
 from optimizer.core.state import State
 from optimizer.core.tradeoff import front, measured
@@ -141,7 +141,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
 def _left(entries: Sequence[Entry], state: State, ideas: Sequence[Mapping[str, Any]]) -> list[str]:
     """What no setting of the study won back, who could, and who was handed the rest."""
     rows = [f"- {100 * part['share']:.1f} % of the time in {part['bucket']} ({part['basis']}): {part['who']}" for part in left(entries)]
-    rows += [f"- For whoever writes the kernels: {item.get('hypothesis', '')}: {item['why']} (entry {item['entry']}; the HTML report has the sheet with shapes and lines)"
+    rows += [f"- No setting of this server mends {item.get('hypothesis', '')}: {item['why']} (entry {item['entry']}; the HTML report has the sheet with shapes and lines)"
              for item in state.refusals if item.get("kind") == "hand_over"]  # fmt: skip
     rows += [f"- Not tried: {item['id']} (probability {item['probability']:.2f}): {item['claim']}" for item in ideas]
     return ["## What is left on the table", "", *(rows or ["Nothing that the evidence shows."]), ""]
@@ -198,17 +198,17 @@ def _front(state: State) -> list[str]:
     """The settings that no other beats in throughput and latency at once, of a study that searched them."""
     if state.spec is None or not state.spec.tradeoff:
         return []
-    load, latency, sd = state.spec.workload.concurrency, state.spec.tradeoff, pooled(state).sd
+    load, latency, noise = state.spec.workload.concurrency, state.spec.tradeoff, pooled(state)
     points = measured(state, latency, load)
     rows = []
     for point in front(points):
-        spread = math.exp(2 * sd / math.sqrt(point.launches))
+        spread = math.exp(half_of(state, state.arms[point.settings.digest].results, noise))
         rows.append(f"| {changes_text(point.settings.values)} | {number(point.rate)} [{number(point.rate / spread)}, {number(point.rate * spread)}] | "
                     f"{number(point.latency_ms)} | {point.launches} |")  # fmt: skip
     if not rows:
         return ["## Throughput against latency", "", f"No launch told {latency}.", ""]
     said = f"Of {len(points)} settings measured at concurrency {load}, those that no other beats in both at once:"
-    head = [f"| settings | output tok/s, 95 % interval of the noise | {latency} | launches |", "|---|---|---|---|"]
+    head = [f"| settings | output tok/s, 95 % interval over launches | {latency} | launches |", "|---|---|---|---|"]
     return ["## Throughput against latency", "", said, "", *head, *rows, ""]
 
 

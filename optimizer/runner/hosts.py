@@ -84,17 +84,18 @@ def describe(host: HostSpec, folders: tuple[Path, ...]) -> HostDescription:
             try:
                 return HostDescription.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
             except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError, RecursionError) as error:
-                raise UsageError(f"The host file {path} cannot be used: {_faults(error, HostDescription)}", hint=EXAMPLE.format(host=host.name)) from error
+                raise UsageError(f"The host file {path} cannot be used: {faults(error, HostDescription)}", hint=EXAMPLE.format(host=host.name)) from error
     return HostDescription()
 
 
-def _faults(error: Exception, model: type[BaseModel]) -> str:
-    """What is wrong with each field, in a reader's words; of a name that is no field, the one that it resembles."""
+def faults(error: Exception, model: type[BaseModel], whole: str = "the file") -> str:
+    """What is wrong with each field, in a reader's words; of a name that is no field, the one that it resembles. ``whole``: what the
+    fields belong to."""
     if not isinstance(error, ValidationError):
         return str(error)
     said = []
     for fault in error.errors(include_url=False):
-        name = ".".join(str(part) for part in fault["loc"]) or "the file"
+        name = ".".join(str(part) for part in fault["loc"]) or whole
         if fault["type"] == "extra_forbidden":
             close = difflib.get_close_matches(str(fault["loc"][-1]), list(model.model_fields), n=1)
             said.append(f"{name} is no field" + (f", did you mean {close[0]}?" if close else ""))
@@ -194,7 +195,7 @@ def read_workload(path: Path, base: Workload) -> Workload:
         raise UsageError(f"The workload file {path} cannot be used: {error.message}", hint=error.hint) from error
     except (OSError, ValueError, ValidationError, RecursionError) as error:
         fields = ", ".join(Workload.model_fields)
-        raise UsageError(f"The workload file {path} cannot be used: {_faults(error, Workload)}", hint=f"Fields: {fields}.") from error
+        raise UsageError(f"The workload file {path} cannot be used: {faults(error, Workload)}", hint=f"Fields: {fields}.") from error
 
 
 def resolved_host(host: HostSpec, description: HostDescription, inside: str | None = None) -> HostSpec:

@@ -167,7 +167,7 @@ async def find_target(box: Box, spec: StudySpec, usual: LaunchSpec | None = None
     if len(running) > 1 and usual is not None and (known := engine_of(usual.argv, usual.env)) is not None:
         running = tuple(server for server in running if port_of(known, usual) in server.ports) or running
     if len(running) > 1:
-        listed = "\n".join(f"  port {', '.join(map(str, server.ports))}: {' '.join(server.argv)[:160]}" for server in running)
+        listed = "\n".join(f"  port {', '.join(map(str, server.ports)) or 'none yet'}: {' '.join(server.argv)[:160]}" for server in running)
         raise Unfit(f"Several servers run on {box.name}:\n{listed}", hint=f"{why_not_whole(found.servers)}Say which one with --port.")
     server = running[0]
     for one in server.processes:

@@ -220,7 +220,7 @@ def _workload(options: Options, base: Workload, target: Target) -> Workload:
     try:
         return Workload.model_validate({**workload.model_dump(), **changes})
     except ValueError as error:
-        raise UsageError(f"The options do not make a workload: {error}", hint="docs/workloads.md has the fields and their limits.") from error
+        raise UsageError(f"The options do not make a workload: {hosts.faults(error, Workload, 'the load').rstrip('.')}.", hint="docs/workloads.md has the fields and their limits.") from error
 
 
 def _check_numbers(options: Options) -> None:
@@ -366,6 +366,11 @@ async def resume_study(
     """Continue an interrupted study: reconcile its open intent, then go on as if nothing had happened."""
     place = roots.study(name)
     folder = roots.folder(place)
+    with Journal.open(place, write=False) as journal:  # who has nothing to do writes nothing, not even that he looked
+        entries = journal.read()
+        state = fold(entries)
+        if state.closed is not None and (folder / "report.md").exists():
+            return state, plan_of(pinned_library(journal, entries)), folder
     with Journal.open(place, write=True) as journal:
         entries = journal.read()
         state = fold(entries)
@@ -569,6 +574,12 @@ def holder_of(place: Place) -> Holder | None:
     with Journal.open(place, write=False) as journal:
         holder = journal.holder()
     return holder if holder is not None and holder.alive else None
+
+
+def has_ended(place: Place) -> bool:
+    """Whether the study is closed, so that nothing is left to stop."""
+    with Journal.open(place, write=False) as journal:
+        return fold(journal.read()).closed is not None
 
 
 def ask_stop(place: Place) -> bool:

@@ -101,7 +101,7 @@ def asked(options: BenchOptions) -> Asked:
     try:
         workload = Workload.model_validate({**workload.model_dump(), "side_levels": (), **changes})
     except ValueError as error:
-        raise UsageError(f"The options do not make a workload: {error}", hint="optimize bench --help; docs/workloads.md") from error
+        raise UsageError(f"The options do not make a workload: {hosts.faults(error, Workload, 'the load').rstrip('.')}.", hint="optimize bench --help; docs/workloads.md") from error
     workload = hosts.fitted(workload, target)
     if target.concurrency is not None and not options.concurrency and not options.knee and workload.arrival == "closed":
         loads = (float(target.concurrency),)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 from optimizer import log
 from optimizer.core.state import State
@@ -96,6 +97,9 @@ def _collector(environ: Mapping[str, str]) -> str:
             f"Spans are sent by http/protobuf, and the environment asks for {protocol!r}.",
             hint="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf and the collector's HTTP port (usually 4318), or OTEL_TRACES_EXPORTER=none for no spans.",
         )
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{endpoint!r} is no address of a collector.", hint="Example: OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318; OTEL_TRACES_EXPORTER=none sends no spans.")
     return endpoint
 
 

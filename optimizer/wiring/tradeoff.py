@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from optimizer.core.closing import pooled
+from optimizer.core.closing import half_of, pooled
 from optimizer.core.state import fold
 from optimizer.core.tradeoff import RATE, FrontPoint, front, measured
 from optimizer.errors import UsageError
@@ -29,22 +29,21 @@ def tradeoff(name: str, roots: Roots, latency: str | None) -> dict[str, Any]:
         known = sorted({metric for arm in state.arms.values() for result in arm.results for point in result.points for metric in point.metrics if metric.endswith("_ms")})
         raise UsageError(f"{folder.name} measured no {latency}.", hint=f"It measured: {', '.join(known) or 'nothing'}")
     best = front(points)
-    noise = pooled(state).sd
-    rows = [_row(point, noise) for point in best]
-    return {"study": folder.name, "latency": latency, "front": rows, "beaten": len(points) - len(best), "noise": round(noise, 4),
+    noise = pooled(state)
+    rows = [_row(point, half_of(state, state.arms[point.settings.digest].results, noise)) for point in best]
+    return {"study": folder.name, "latency": latency, "front": rows, "beaten": len(points) - len(best), "noise": round(noise.sd, 4),
             "text": _text(folder.name, latency, rows, len(points))}  # fmt: skip
 
 
-def _row(point: FrontPoint, noise: float) -> dict[str, Any]:
-    spread = noise / math.sqrt(point.launches)
+def _row(point: FrontPoint, half: float) -> dict[str, Any]:
     return {
         "settings": changes_text(point.settings.values), "concurrency": point.concurrency, RATE: round(point.rate, 2), "latency_ms": round(point.latency_ms, 3),
-        "launches": point.launches, "rate_interval": [round(point.rate * math.exp(-2 * spread), 2), round(point.rate * math.exp(2 * spread), 2)],
+        "launches": point.launches, "rate_interval": [round(point.rate * math.exp(-half), 2), round(point.rate * math.exp(half), 2)],
     }  # fmt: skip
 
 
 def _text(name: str, latency: str, rows: Sequence[dict[str, Any]], count: int) -> str:
-    lines = [f"{name}: {len(rows)} of {count} measured points are beaten by none in {RATE} and {latency} at once."]
+    lines = [f"{name}: {len(rows)} of {count} measured points are beaten by none in {RATE} and {latency} at once. Intervals: 95 % over launches, by the study's noise."]
     for row in rows:
         low, high = row["rate_interval"]
         lines.append(

@@ -22,6 +22,7 @@ def refused(result: Result, code: int, *said: str) -> None:
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output and len(result.output) < 4000
+    assert "pydantic" not in result.output, result.output
     for text in said:
         assert text in result.output, result.output
 

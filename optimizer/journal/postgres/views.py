@@ -11,7 +11,7 @@ CREATE FUNCTION optimize.list(value jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE 
 CREATE VIEW optimize.decision AS
 SELECT s.name AS study, e.seq, e.at_utc, b ->> 'box' AS box, e.kind,
        coalesce(b ->> 'hypothesis', b ->> 'id') AS subject,
-       coalesce(b #>> '{judgement,verdict}', b ->> 'verdict', b ->> 'kind', b ->> 'ending') AS verdict,
+       coalesce(CASE WHEN b #>> '{judgement,final}' = 'false' THEN 'not yet decided' END, b #>> '{judgement,verdict}', b ->> 'verdict', b ->> 'kind', b ->> 'ending') AS verdict,
        optimize.number(b #> '{judgement,ratio}') AS ratio,
        optimize.number(b #> '{judgement,low}') AS ratio_low,
        optimize.number(b #> '{judgement,high}') AS ratio_high,

@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from optimizer import wiring
+from optimizer.cli import main
 from optimizer.errors import KnowledgeChanged
 from optimizer.journal import Journal
 from optimizer.runner.execute import knowledge_blob
@@ -32,6 +34,18 @@ def test_the_report_of_a_closed_study_needs_no_adoption_of_new_knowledge(tmp_pat
     assert "target met" in (folder / "report.md").read_text(encoding="utf-8").splitlines()[0]
     assert "--disable-cuda-graph" not in (folder / "launch.sh").read_text(encoding="utf-8").split("exec", 1)[1]
     assert "-  --disable-cuda-graph" in (folder / "changes.diff").read_text(encoding="utf-8")
+
+
+def test_who_has_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
+    """Neither `resume` nor `stop` of a closed study: no lease, no time of change, no word of closing."""
+    (tmp_path / "s").mkdir()
+    shutil.copy(ROOT / "tests/histories/h200-7b-eager/journal.db", tmp_path / "s/journal.db")
+    (tmp_path / "s/report.md").write_text("there already", encoding="utf-8")
+    before = (tmp_path / "s/journal.db").read_bytes()
+    for command, said in (("resume", "Target met."), ("stop", "Study s had ended before: met. Nothing was done.")):
+        done = CliRunner().invoke(main, ["--runs", str(tmp_path), command, "s"])
+        assert done.exit_code == 0 and said in done.output and "Closing" not in done.output, done.output
+    assert (tmp_path / "s/journal.db").read_bytes() == before and (tmp_path / "s/report.md").read_text(encoding="utf-8") == "there already"
 
 
 @pytest.mark.fault("F43")

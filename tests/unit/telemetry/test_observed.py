@@ -333,6 +333,12 @@ def test_a_protocol_that_is_not_spoken_is_an_error() -> None:
         observing._collector({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
 
 
+@pytest.mark.parametrize("endpoint", ["foo", "collector:4318", "grpc://c:4317", "http://"])
+def test_what_is_no_address_of_a_collector_is_said_before_anything_starts(endpoint: str) -> None:
+    with pytest.raises(UsageError, match="no address of a collector"):
+        observing._collector({"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint})
+
+
 def test_nothing_asked_nothing_changed_and_nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optimizer.telemetry.page", None)  # importing it would raise
     monkeypatch.setitem(sys.modules, "optimizer.telemetry.otlp", None)
