@@ -59,8 +59,9 @@ docs: $(VENV)/.installed-docs
 engines:
 	PYTHON=$(PYTHON) scripts/engines/install.sh $(ENGINES)
 
+# Four at a time: a study waits most of its time, one core in four. One test is handed out after the other, the longest first (tests/longest.py).
 test-slow: dev
-	$(BIN)/python -m pytest -q -m slow -n 3 --dist worksteal --durations=25
+	$(BIN)/python -m pytest -q -m slow -n 4 --dist load --maxschedchunk 1 --durations=25
 
 # Whole studies on the four simulated boxes, one at a time: each of them measures.
 test-scenarios: dev

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.longest import SECONDS
+
 MARK = "TESTS_STARTED_BY"
 # Studies of tests neither use nor change what the developer's own studies have learned.
 os.environ.setdefault("OPTIMIZE_LEARNED", "off")
@@ -38,6 +40,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """``pytest -k S7`` finds what holds gate S7, whatever the test is called."""
     for mark in item.iter_markers("gate"):
         item.extra_keyword_matches.update(mark.args)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest of the slow tests come first; the others keep their order."""
+    items.sort(key=lambda item: -SECONDS.get(item.nodeid, 0))
 
 
 @pytest.fixture(scope="session", autouse=True)

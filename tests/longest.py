@@ -1,0 +1,30 @@
+"""Which tests take longest, in seconds of a quiet machine with two cores: `make test-slow` begins with them, because what begins last
+decides when it ends. A test that is not listed comes after them, so the list needs no care."""
+
+SECONDS = {
+    "tests/e2e/test_two_boxes.py::test_one_box_dies_and_the_coordinator_is_killed": 124,
+    "tests/e2e/test_asking.py::test_a_running_and_a_closed_study_answer_and_the_next_one_knows_its_result": 102,
+    "tests/e2e/test_deployments.py::test_a_member_that_dies_while_it_is_measured[decode]": 93,
+    "tests/e2e/test_deployments.py::test_a_member_that_dies_while_it_is_measured[prefill]": 90,
+    "tests/crash/test_kill_and_resume.py::test_killed_in_every_kind_of_step_of_one_study": 84,
+    "tests/e2e/test_answers.py::test_a_gain_that_changes_the_answers_is_not_kept": 77,
+    "tests/crash/test_kill_and_resume.py::test_killed_at_random_again_and_again[1]": 70,
+    "tests/faults/test_signals.py::test_a_dead_coordinator_cannot_keep_the_box": 70,
+    "tests/e2e/test_deployments.py::test_a_described_deployment_behind_a_titled_router_with_a_coordinator_that_dies": 64,
+    "tests/faults/test_signals.py::test_a_stopped_coordinator_that_wakes_up_finds_its_box_restored": 64,
+    "tests/e2e/test_canaries.py::test_no_canary_of_a_study_is_found_anywhere": 62,
+    "tests/e2e/test_deployments.py::test_the_guard_brings_all_of_it_back": 60,
+    "tests/e2e/test_deployments.py::test_a_deployment_that_runs_is_tuned_and_comes_back": 60,
+    "tests/crash/test_kill_and_resume.py::test_the_winner_stays_although_the_coordinator_died_while_bringing_it_up": 59,
+    "tests/crash/test_store.py::test_killed_again_and_again_and_resumed": 59,
+    "tests/crash/test_kill_and_resume.py::test_the_owners_server_comes_back_whenever_the_coordinator_dies": 57,
+    "tests/e2e/test_two_boxes.py::test_two_boxes_share_one_study": 57,
+    "tests/e2e/test_cheap_tests.py::test_a_step_beyond_the_largest_graph_is_found_and_its_absence_too": 54,
+    "tests/e2e/test_over_ssh.py::test_a_study_through_a_real_sshd": 53,
+    "tests/e2e/test_api_key.py::test_a_server_that_runs_with_a_key": 53,
+    "tests/e2e/test_documented_box.py::test_a_study": 52,
+    "tests/e2e/test_answers.py::test_an_ordinary_gain_leaves_the_answers_alone": 50,
+    "tests/e2e/test_api_key.py::test_a_launch_that_names_its_key": 49,
+    "tests/e2e/test_answers.py::test_it_is_kept_and_said_when_allowed": 49,
+    "tests/faults/test_signals.py::test_ctrl_c_after_the_end_changes_nothing_of_the_result": 48,
+}
