@@ -93,6 +93,10 @@ ROWS = (
         {"attention_backend": "triton"}),
     Row("C25d", {"attention_backend": "torch_native"}, {"attention_backend": "triton"}, OFF),
     Row("C25e", {"attention_backend": "flex_attention", **EAGLE}, {"attention_backend": "triton", **EAGLE}),
+    Row("C25f", {"decode_attention_backend": "trtllm_mha"}, {"decode_attention_backend": "flashinfer"}, facts={"model.mla": True, "gpu.arch": "sm_100"}),
+    Row("C25g", {"prefill_attention_backend": "flashmla"}, {"prefill_attention_backend": "trtllm_mha"}, facts={"model.mla": False, "gpu.arch": "sm_100"}),
+    Row("C25h", {"attention_backend": "fa3"}, {"attention_backend": "triton"}, facts={"gpu.arch": "sm_120"}),
+    Row("C25i", {"decode_attention_backend": "trtllm_mha"}, {"decode_attention_backend": "fa3"}, facts={"gpu.arch": "sm_86"}),
     Row("C26", {"moe_a2a_backend": "deepep", "tp_size": 8}, {"moe_a2a_backend": "none", "tp_size": 8}, {"ep_size": 8}),
     Row("C27a", {"moe_a2a_backend": "deepep", "deepep_mode": "normal"}, {"moe_a2a_backend": "deepep", "deepep_mode": "auto"}, OFF),
     Row("C27b", {"moe_a2a_backend": "deepep_v2"}, {"moe_a2a_backend": "deepep"}, {"disable_prefill_cuda_graph": True}),
@@ -162,7 +166,7 @@ def refused_by(changes: Changes, ground: Ground) -> set[str]:
 
 def test_every_rule_has_its_row_and_every_number_of_the_reference_its_rule() -> None:
     assert sorted(row.rule for row in ROWS) == sorted(RULES)
-    assert {f"C{number}" for number in range(51)} == {rule.rstrip("abcde") for rule in RULES}
+    assert {f"C{number}" for number in range(51)} == {rule.rstrip("abcdefghi") for rule in RULES}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.rule for row in ROWS])
