@@ -506,10 +506,11 @@ class Response:
     def usage(self):
         """(prompt_tokens, completion_tokens, cached_tokens), each int or None; sets ``failure`` where an event holds
         an error."""
-        found = (None, None, None)
+        found = (None, None, None)  # of several, the one that counts most tokens: a server may tell in every event how far it is
         events = self.other if len(self.other) <= 24 else self.other[:4] + self.other[-20:]
         if self.last:
-            events = [self.last[self.last.rfind(b"data:") + 5 :], *events]
+            at = self.last.rfind(b"\ndata:")  # at the beginning of a line: a text may well contain the word
+            events = [self.last[at + 6 if at >= 0 else 5 :], *events]
         for event in events:
             try:
                 value = json.loads(event.decode("utf-8"))
@@ -519,23 +520,21 @@ class Response:
             if not isinstance(value, dict):
                 self.fail("bad_sse", "an event is not an object: %r" % event[:60])
                 return (None, None, None)
-            if value.get("error"):
-                self.fail("stream_error", json.dumps(value["error"])[:200])
+            if value.get("error") or value.get("object") == "error" or _aborted(value):
+                self.fail("stream_error", json.dumps(value.get("error") or value)[:200])
                 return (None, None, None)
             usage = value.get("usage")
             if isinstance(usage, dict):
                 details = usage.get("prompt_tokens_details") or {}
                 cached = details.get("cached_tokens") if isinstance(details, dict) else None
-                found = (_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached))
+                found = _later(found, (_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached)))
             if _count(value.get("tokens_predicted")) is not None and "tokens_evaluated" in value:  # llama.cpp
                 timings = value.get("timings") or {}
                 cached = _count(timings.get("cache_n")) if isinstance(timings, dict) else None
-                found = (_count(value["tokens_evaluated"]), _count(value["tokens_predicted"]), cached)
+                found = _later(found, (_count(value["tokens_evaluated"]), _count(value["tokens_predicted"]), cached))
             meta = value.get("meta_info")
             if isinstance(meta, dict):
-                found = tuple(
-                    _count(meta.get(name)) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
-                )
+                found = _later(found, tuple(_count(meta.get(name)) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")))
         return found
 
 
@@ -548,6 +547,19 @@ class StampedResponse(Response):
         for stamp in STAMP.findall(data):
             self.dialect.delays.append(now - int(stamp) / 1e9)
         Response._sse(self, data, now)
+
+
+def _later(one, other):
+    """Of two states of one request's count the later one."""
+    return other if one[1] is None or (other[1] is not None and other[1] >= one[1]) else one
+
+
+def _aborted(value):
+    """Whether an event says that the server gave this request up: it ends properly, and is no answer."""
+    choices, meta = value.get("choices"), value.get("meta_info")
+    ends = [one.get("finish_reason") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    ends += [meta.get("finish_reason")] if isinstance(meta, dict) else []
+    return any((end.get("type") if isinstance(end, dict) else end) in ("abort", "error") for end in ends)
 
 
 def pieces_of(body):

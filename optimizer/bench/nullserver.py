@@ -51,7 +51,7 @@ class Pace:
     def add(self, stream):
         self.streams.append(stream)
         if self.timer is None:
-            self.due = self.loop.time()
+            self.due = time.monotonic()  # the loop's own clock may go by the millisecond
             self._arm()
 
     def _arm(self):
@@ -59,10 +59,10 @@ class Pace:
         if self.gap < SPIN_BELOW_S:
             self.timer = self.loop.call_soon(self._watch)
         else:
-            self.timer = self.loop.call_at(self.due, self._step)
+            self.timer = self.loop.call_later(max(0.0, self.due - time.monotonic()), self._step)
 
     def _watch(self):
-        if self.loop.time() >= self.due:
+        if time.monotonic() >= self.due:
             self._step()
         else:
             self.timer = self.loop.call_soon(self._watch)

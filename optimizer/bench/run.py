@@ -231,7 +231,8 @@ class _Point:
         asked = len(self.ended) + self.failed
         metrics["output_tokens_per_s"] = rate
         metrics["output_tokens_per_s_per_user"] = rate / self.concurrency
-        metrics["total_tokens_per_s"] = rate + mean_prompt * len(self.first) / self.window_s
+        if mean_prompt or not self.first:  # without a word on the prompts it would be the output rate under another name
+            metrics["total_tokens_per_s"] = rate + mean_prompt * len(self.first) / self.window_s
         metrics["requests_per_s"] = len(self.ended) / self.window_s
         if asked:
             metrics["error_rate"] = self.failed / asked

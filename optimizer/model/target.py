@@ -1,4 +1,4 @@
-"""The target grammar: ``1000tps``, ``1000tps@16``, ``ttft.p99<500ms``, combined by commas or by repetition.
+"""The target grammar: ``1000tps``, ``1000tps@16``, ``ttft.p99<500ms``, combined by commas, by ``and`` or by repetition.
 
 ``1000tps`` means output tokens per second of the whole deployment, counted by the client from the server's usage
 field over the steady window at the stated concurrency, with every guard met."""
@@ -25,6 +25,7 @@ EXAMPLES = "Examples: --target 1000tps, --target 1000tps@16, --target 1000tps@16
 
 _RATE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][0-9]{1,2})?)\s*(?P<unit>total_tps|tps|tok/s|rps|req/s|goodput)(?:@(?P<at>[0-9]+))?")
 _LATENCY = re.compile(r"(?P<name>ttft|tpot|itl|e2e)(?:\.p(?P<q>[1-9][0-9]?(?:\.[0-9]{1,2})?))?\s*<=?\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>ms|s)(?:@(?P<at>[0-9]+))?")
+_JOINTS = re.compile(r",|\s+and\s+")
 _PERCENTILE = re.compile(r"(?:ttft|tpot|itl|e2e)_p([0-9.]+)_ms")
 _ERRORS = re.compile(r"error_rate\s*<=?\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>%?)")
 
@@ -87,7 +88,7 @@ def unit_of(metric: str) -> str:
 
 def parse_target(texts: Iterable[str]) -> Target:
     """Parse one or several ``--target`` values. Raises UsageError with an example when a part makes no sense."""
-    parts = [part.strip() for text in texts for part in text.split(",")]
+    parts = [part.strip() for text in texts for part in _JOINTS.split(text)]
     if not parts or not all(parts):
         raise UsageError("The target is empty.", hint=EXAMPLES)
     bounds: list[Bound] = []

@@ -39,6 +39,7 @@ def read(raw: bytes, closed: bool) -> dict[str, Any]:
     if not done:
         out["failure"] = "truncated"
         return out
+    told: list[tuple[Any, ...]] = []
     for data in ([last_text] if last_text else []) + others:
         try:
             value = json.loads(data)
@@ -48,16 +49,18 @@ def read(raw: bytes, closed: bool) -> dict[str, Any]:
         if not isinstance(value, dict):
             out["failure"] = "bad_sse"
             return out
-        if value.get("error"):
+        if value.get("error") or value.get("object") == "error":
             out["failure"] = "stream_error"
             return out
         usage = value.get("usage")
         if usage:
             details = usage.get("prompt_tokens_details") or {}
-            out["usage"] = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
+            told.append((usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens")))
         if value.get("meta_info"):
             meta = value["meta_info"]
-            out["usage"] = tuple(meta.get(k) for k in ("prompt_tokens", "completion_tokens", "cached_tokens"))
+            told.append(tuple(meta.get(k) for k in ("prompt_tokens", "completion_tokens", "cached_tokens")))
+    if told:
+        out["usage"] = sorted(told, key=lambda one: -1 if one[1] is None else one[1])[-1]  # of equals the last
     return out
 
 

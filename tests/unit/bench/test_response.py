@@ -151,3 +151,35 @@ def test_held_back_bytes_are_tokens_without_text() -> None:
     response.feed(framed(parts, "chunked"), 1.0)
     assert (response.failure, response.counts, len(response.other_times)) == (None, [], 6)
     assert response.usage() == (1, 5, None)
+
+
+def said(*values: Any, api: str = "completions") -> Response:
+    response = Response(Dialect(api))
+    response.feed(framed([b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n" for value in values] + [b"data: [DONE]\n\n"], "chunked"), 1.0)
+    return response
+
+
+def test_usage_in_every_event_is_that_of_the_last() -> None:
+    def counted(tokens: int) -> dict[str, int]:
+        return {"prompt_tokens": 9, "completion_tokens": tokens}
+
+    role = {"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": counted(0)}
+    texts = [{"choices": [{"delta": {"content": "a"}}], "usage": counted(at)} for at in (1, 2, 3)]
+    assert said(role, *texts, api="chat").usage() == (9, 3, None)
+    assert said(role, *texts, {"choices": [], "usage": counted(3)}, api="chat").usage() == (9, 3, None)
+
+
+def test_a_text_that_holds_the_word_data_is_text() -> None:
+    response = said({"choices": [{"text": "the data: field"}]}, {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+    assert response.usage() == (1, 1, None) and response.failure is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"object": "error", "message": "out of memory", "code": 500}, {"choices": [{"index": 0, "text": "", "finish_reason": "abort"}]},
+     {"text": "", "meta_info": {"finish_reason": {"type": "abort", "message": "too long"}, "completion_tokens": 0}}],
+)  # fmt: skip
+def test_an_answer_that_the_server_gave_up_is_no_answer(value: dict[str, Any]) -> None:
+    response = said({"choices": [{"text": "a"}]}, value)
+    assert response.failure is None and response.usage() == (None, None, None)
+    assert response.failure == "stream_error"
