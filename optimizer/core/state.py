@@ -378,14 +378,14 @@ def _done(state: State, step: Step, outcome: Done, entry: Entry) -> State:
 
 
 def _proposed(state: State, body: Mapping[str, Any]) -> State:
-    if state.test is None:
+    test = state.test
+    if test is None:
         return state
-    changes = {**state.test.fixed, **body["params"]}
-    if state.test.hypothesis == ARM and body["params"]:  # an empty answer says that no point is left
-        changes = overlay({**state.given, **state.baseline.values}, state.test.space_params, body["params"])
-        state = replace(state, test=replace(state.test, point=body["params"]))
-        assert state.test is not None
-    return replace(state, test=replace(state.test, changes=changes, settings=state.baseline.merged(changes)))
+    changes = {**test.fixed, **body["params"]}
+    if test.hypothesis == ARM and body["params"]:  # an empty answer says that no point is left
+        changes = overlay({**state.given, **state.baseline.values}, test.space_params, body["params"])
+        test = replace(test, point=body["params"])
+    return replace(state, test=replace(test, changes=changes, settings=state.baseline.merged(changes)))
 
 
 def _measured(state: State, step: Measure, body: Mapping[str, Any], entry: Entry) -> State:

@@ -27,7 +27,7 @@ from optimizer.core.plan import Plan
 from optimizer.core.prior import extended
 from optimizer.core.state import State, fold
 from optimizer.engines.registry import engine
-from optimizer.errors import JournalError, KnowledgeChanged, KnowledgeError, OptimizerError, UsageError
+from optimizer.errors import BoxError, JournalError, KnowledgeChanged, KnowledgeError, OptimizerError, UsageError
 from optimizer.journal import Holder, Journal, Place
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.load import find_knowledge, read_files
@@ -556,7 +556,6 @@ async def diagnose_host(name: str, roots: Roots, *, port: int | None, engine: st
 
 
 async def _diagnose_live(spec: StudySpec, folder: Path, known: Library, usual: LaunchSpec | None = None) -> Any:
-    from optimizer.errors import BoxError
     from optimizer.evidence.bundle import bundle_from_files
     from optimizer.model.outcome import Failed
     from optimizer.runner.diagnose import diagnose
@@ -565,7 +564,7 @@ async def _diagnose_live(spec: StudySpec, folder: Path, known: Library, usual: L
     async with opened_box(spec, folder) as box:
         effect = await survey(box, spec, usual)
         if isinstance(effect.outcome, Failed):
-            raise BoxError(effect.outcome.message)
+            raise not_surveyed(effect.outcome.message)
         return diagnose(bundle_from_files(effect.blobs), known)
 
 
@@ -574,6 +573,12 @@ def holder_of(place: Place) -> Holder | None:
     with Journal.open(place, write=False) as journal:
         holder = journal.holder()
     return holder if holder is not None and holder.alive else None
+
+
+def not_surveyed(told: str) -> BoxError:
+    """Of a command that only looks: what the survey said, its last line being what to do."""
+    message, _, hint = told.rpartition("\n")
+    return BoxError(message or hint, why="Nothing was launched, stopped or written there.", hint=hint if message else "")
 
 
 def has_ended(place: Place) -> bool:

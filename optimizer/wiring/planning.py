@@ -13,7 +13,6 @@ from optimizer.core.decide import decide
 from optimizer.core.durations import CANDIDATE, CONFIRMATION, candidates_that_fit, durations, whole
 from optimizer.core.prior import compared, extended, is_like_here
 from optimizer.core.state import State, apply
-from optimizer.errors import BoxError
 from optimizer.model.outcome import Done, Failed
 from optimizer.model.prior import EarlierStudy
 from optimizer.model.settings import Settings
@@ -22,7 +21,18 @@ from optimizer.redact import Redactor
 from optimizer.runner.dryrun import DryRunExecutor
 from optimizer.runner.execute import LiveExecutor
 from optimizer.runner.recorded import MemoryLog
-from optimizer.wiring import Options, Roots, learning, library, opened_body, opened_box, plan_of, prepare, with_learned
+from optimizer.wiring import (
+    Options,
+    Roots,
+    learning,
+    library,
+    not_surveyed,
+    opened_body,
+    opened_box,
+    plan_of,
+    prepare,
+    with_learned,
+)
 from optimizer.wiring.earlier import earlier
 
 
@@ -46,7 +56,7 @@ async def plan_study(options: Options, roots: Roots) -> dict[str, Any]:
             looked_s = round(time.monotonic() - began, 1)
             state = apply(state, log.append("outcome", {"step": "observe", "outcome": effect.outcome.model_dump(mode="json")}, key=step.key, expect=2))
             if isinstance(effect.outcome, Failed):
-                raise BoxError(effect.outcome.message)
+                raise not_surveyed(effect.outcome.message)
             assert isinstance(effect.outcome, Done)
             plan = extended(state, plan)
             first = live.command_of(Launch(key="1", settings=Settings(), purpose="baseline", port=20000, served_name="STUDY-KEY"))
