@@ -97,8 +97,8 @@ class Sshd:
                 os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        self.kill_sessions()
         if self.process is not None:
+            self.kill_sessions()
             self.process.kill()
             self.process.wait()
             self.process = None
