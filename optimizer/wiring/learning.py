@@ -3,10 +3,12 @@ it), added to when one closes, and can be looked at, exported, merged, cleared a
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,27 @@ from optimizer.model.learned import Learned
 
 VARIABLE = "OPTIMIZE_LEARNED"  # another path, or "off"
 PINNED_NAME = "learned.yaml"
-MOST_SEEN = 4000
+VERSION = 2
 
 
 class LearnedFile(Frozen):
-    """``seen``: digests of the tests that are in the sums, so that none is counted twice."""
+    """``tests``: what each test taught, under a digest of its own, so that files can be merged again and again and none counts twice.
+    ``rows`` and ``seen`` are of files of version 1: sums that cannot be taken apart, and the digests of the tests in them."""
 
-    version: int = 1
+    version: int = VERSION
+    tests: dict[str, Learned] = {}
     rows: tuple[Learned, ...] = ()
     seen: tuple[str, ...] = ()
     off: bool = False
+
+    @property
+    def sums(self) -> tuple[Learned, ...]:
+        """One row for each cause, engine and class of box; the same whatever order the tests came in."""
+        return merged([*self.rows, *(self.tests[mark] for mark in sorted(self.tests))])
+
+    @property
+    def marks(self) -> set[str]:
+        return {*self.tests, *self.seen}
 
 
 def path_of() -> Path | None:
@@ -49,9 +62,10 @@ def read(path: Path) -> LearnedFile:
         return LearnedFile()
     try:
         found = LearnedFile.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, ValidationError) as error:
-        raise KnowledgeError(f"{path} cannot be read as learned knowledge: {str(error).splitlines()[0]}", hint=f"Move it away, or set {VARIABLE}=off.") from error
-    if found.version != 1:
+    except (OSError, ValueError) as error:
+        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
+        raise KnowledgeError(f"{path} cannot be read as learned knowledge: {said}", hint=f"Move it away, or set {VARIABLE}=off.") from error
+    if found.version > VERSION:
         raise KnowledgeError(f"{path} was written by a newer release.", hint=f"Use that release, or set {VARIABLE}=off.")
     return found
 
@@ -64,8 +78,8 @@ def known(path: Path, database: Database | None) -> LearnedFile:
     from optimizer.journal.postgres import taught
 
     found = taught(database)
-    rows = merged([Learned.model_validate_json(sums) for _, sums in found if sums is not None])
-    return LearnedFile(rows=rows, seen=tuple(mark for mark, _ in found), off=mine.off)
+    tests = {mark: Learned.model_validate_json(sums) for mark, sums in found if sums is not None}
+    return LearnedFile(tests=tests, seen=tuple(mark for mark, sums in found if sums is None), off=mine.off)
 
 
 def pinned_text(database: Database | None = None) -> str | None:
@@ -74,9 +88,9 @@ def pinned_text(database: Database | None = None) -> str | None:
     if path is None:
         return None
     found = known(path, database)
-    if found.off or not found.rows:
+    if found.off or not found.sums:
         return None
-    return json.dumps({"learned": "rows", "rows": [row.plain() for row in found.rows]}, indent=1, sort_keys=True)
+    return json.dumps({"learned": "rows", "rows": [row.plain() for row in found.sums]}, indent=1, sort_keys=True)
 
 
 def remember(study: str, entries: Sequence[Entry], state: State, database: Database | None = None) -> int:
@@ -89,25 +103,35 @@ def remember(study: str, entries: Sequence[Entry], state: State, database: Datab
         return 0
     tests = [(digest([study, entries[0].hash, seq])[:16], row) for seq, row in taught_by(entries, state)]
     if database is None:
-        return _add(path, mine, tests)
+        return _add(path, tests)
     from optimizer.journal.postgres import teach
 
     return teach(database, [(mark, row.model_dump_json()) for mark, row in tests]) if tests else 0
 
 
-def _add(path: Path, known: LearnedFile, tests: Iterable[tuple[str, Learned]]) -> int:
-    fresh = [(mark, row) for mark, row in tests if mark not in known.seen]
-    if fresh:
-        rows = merged([*known.rows, *(row for _, row in fresh)])
-        _write(path, known.model_copy(update={"rows": rows, "seen": (*known.seen, *(mark for mark, _ in fresh))[-MOST_SEEN:]}))
-    return len(fresh)
+def _add(path: Path, tests: Iterable[tuple[str, Learned]]) -> int:
+    with _alone(path):
+        known = read(path)
+        fresh = {mark: row for mark, row in tests if mark not in known.marks}
+        if fresh:
+            _write(path, known.model_copy(update={"tests": {**known.tests, **fresh}}))
+        return len(fresh)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Studies that close at the same time add one after the other, so that none of them overwrites what another has learned."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def _write(path: Path, found: LearnedFile) -> None:
     """In one step: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.new")
-    beside.write_text(json.dumps(found.plain(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    beside.write_text(json.dumps(found.model_copy(update={"version": VERSION}).plain(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     beside.replace(path)
 
 
@@ -121,53 +145,61 @@ def learned_document(
     path = path_of()
     if path is None:
         raise UsageError(f"Learning is switched off by {VARIABLE}.", hint=f"Unset {VARIABLE}, or give it a path.")
-    found = known(path, database)
-    said = []
     if clear and database is not None:
         raise UsageError(
             f"What {database} has learned belongs to everybody who uses it, and is not cleared from here.",
             hint="Who administers it can: DELETE FROM optimize.taught. For you alone: optimize learned --off",
         )
-    if clear:
-        found = LearnedFile(off=found.off)
-        _write(path, found)
-        said.append("Everything that was learned is forgotten.")
-    if merge is not None:
-        found = _merged_in(merge, found, path, database, said)
-    if switch is not None:
-        found = found.model_copy(update={"off": not switch})
-        _write(path, found if database is None else read(path).model_copy(update={"off": not switch}))
-        said.append("New studies use it." if switch else "New studies neither use it nor add to it.")
+    said: list[str] = []
+    with _alone(path) if clear or merge is not None or switch is not None else nullcontext():
+        found = known(path, database)
+        if clear:
+            found = LearnedFile(off=found.off)
+            _write(path, found)
+            said.append("Everything that was learned is forgotten.")
+        if merge is not None:
+            found = _merged_in(merge, found, path, database, said)
+        if switch is not None:
+            found = found.model_copy(update={"off": not switch})
+            _write(path, found if database is None else read(path).model_copy(update={"off": not switch}))
+            said.append("New studies use it." if switch else "New studies neither use it nor add to it.")
     if export is not None:
         _write(export, found)
         said.append(f"Written to {export}.")
-    where = str(path if database is None else database)
-    rows = [{**row.plain(), "measured_over_predicted": round(math.exp(row.sum_ln / row.held), 3) if row.held else None} for row in found.rows]
-    return {"file": where, "on": not found.off, "tests": sum(row.tests for row in found.rows), "rows": rows, "text": _text(where, found, rows, said)}
+    where, sums = str(path if database is None else database), found.sums
+    rows = [{**row.plain(), "measured_over_predicted": round(math.exp(row.sum_ln / row.held), 3) if row.held else None} for row in sums]
+    return {"file": where, "on": not found.off, "tests": sum(row.tests for row in sums), "rows": rows, "text": _text(where, found, rows, said)}
 
 
 def _merged_in(merge: Path, found: LearnedFile, path: Path, database: Database | None, said: list[str]) -> LearnedFile:
-    """``found`` with somebody else's file, written where it belongs."""
+    """``found`` with what is new in somebody else's file, written where it belongs."""
     if not merge.is_file():
         raise UsageError(f"There is no file {merge}.")
     theirs = read(merge)
-    if not theirs.rows or not set(theirs.seen) - set(found.seen):
+    fresh = {mark: row for mark, row in theirs.tests.items() if mark not in found.marks}
+    sums = () if set(theirs.seen) <= found.marks else theirs.rows
+    if not fresh and not sums:
         said.append(f"{merge} holds nothing new.")
         return found
-    if set(theirs.seen) & set(found.seen):
-        raise UsageError(f"{merge} shares tests with what is known here: its sums would count them twice.", hint="Merge files that grew apart, or --clear first.")
+    if sums and set(theirs.seen) & found.marks:
+        raise UsageError(
+            f"{merge} is of an older release and shares tests with what is known here: its sums would count them twice.",
+            hint="Its tests cannot be told apart. Take it before anything else (--clear, then --merge), or leave it.",
+        )
     if database is None:
-        found = found.model_copy(update={"rows": merged([*found.rows, *theirs.rows]), "seen": (*found.seen, *theirs.seen)[-MOST_SEEN:]})
+        seen = (*found.seen, *theirs.seen) if sums else found.seen
+        found = found.model_copy(update={"tests": {**found.tests, **fresh}, "rows": merged([*found.rows, *sums]), "seen": seen})
         _write(path, found)
     else:
         from optimizer.journal.postgres import teach
 
-        # A file's sums are not to be had apart by test: each row stands with one of its marks, or with one made of the file.
-        marks = [*theirs.seen, *(f"{theirs.seen[-1]}+{at}" for at in range(len(theirs.rows) - len(theirs.seen)))]
-        sums: list[str | None] = [row.model_dump_json() for row in theirs.rows]
-        teach(database, list(zip(marks, [*sums, *[None] * (len(marks) - len(sums))], strict=True)))
+        # Sums of an older release are not to be had apart by test: each row stands with one of its marks, or with one made of the file.
+        marks = [*theirs.seen, *(f"{theirs.seen[-1]}+{at}" for at in range(len(sums) - len(theirs.seen)))] if sums else []
+        told: list[str | None] = [row.model_dump_json() for row in sums]
+        rows = list(zip(marks, [*told, *[None] * (len(marks) - len(told))], strict=True))
+        teach(database, [*((mark, row.model_dump_json()) for mark, row in fresh.items()), *rows])
         found = known(path, database)
-    said.append(f"{sum(row.tests for row in theirs.rows)} tests of {merge} were added.")
+    said.append(f"{sum(row.tests for row in (*fresh.values(), *sums))} tests of {merge} were added.")
     return found
 
 

@@ -145,12 +145,12 @@ def test_what_the_team_has_learned(postgres: Server, tmp_path: Path, monkeypatch
     pinned = json.loads(learning.pinned_text(team) or "")
     assert {one["cause"]: one["tests"] for one in pinned["rows"]} == {"a": 5, "b": 1, "c": 1}
     learned("--export", str(tmp_path / "out.json"))
-    assert sum(one.tests for one in learning.read(tmp_path / "out.json").rows) == 7
+    assert sum(one.tests for one in learning.read(tmp_path / "out.json").sums) == 7
     assert not mine.exists(), "the user's own file is left alone"
     done = CliRunner().invoke(main, ["--store", team.url, "learned", "--clear"])
     assert done.exit_code == 2 and re.search("belongs to everybody", done.stderr)
     assert learned("--off")["on"] is False and learning.pinned_text(team) is None
-    assert learning.read(mine).off and learning.read(mine).rows == ()
+    assert learning.read(mine).off and learning.read(mine).sums == ()
     assert learned("--on")["tests"] == 7
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,7 +141,7 @@ def test_it_can_be_shown_exported_merged_and_cleared(file: Path, tmp_path: Path,
     assert "Nothing was learned yet" in CliRunner().invoke(main, ["learned", "--clear"]).output
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 1, "rows": 5}', '{"version": 2}', '{"surprise": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 1, "rows": 5}', '{"version": 3}', '{"surprise": 1}'])
 def test_a_file_that_is_none_is_refused_and_never_overwritten(text: str, file: Path) -> None:
     file.write_text(text)
     with pytest.raises(KnowledgeError):
@@ -149,3 +150,50 @@ def test_a_file_that_is_none_is_refused_and_never_overwritten(text: str, file: P
     with pytest.raises(KnowledgeError):
         learning.remember("s", entries, fold(entries))
     assert file.read_text() == text
+
+
+def told(cause: str, tests: int = 1, held: int = 1, ln: float = 0.1) -> Learned:
+    return Learned(cause=cause, engine="sglang", box="NVIDIA H200 x1", tests=tests, held=held, sum_ln=ln * held, sum_squares=ln * ln * held)
+
+
+def rows_after(*words: str) -> dict[str, int]:
+    done = CliRunner().invoke(main, ["learned", *words, "--json"])
+    assert done.exit_code == 0, done.output
+    return {row["cause"]: row["tests"] for row in json.loads(done.stdout)["rows"]}
+
+
+def test_two_people_exchange_their_files_again_and_again(file: Path, tmp_path: Path) -> None:
+    theirs, back = tmp_path / "theirs.json", tmp_path / "back.json"
+    file.write_text(json.dumps(learning.LearnedFile(tests={"m1": told("a")}).plain()))
+    theirs.write_text(json.dumps(learning.LearnedFile(tests={"t1": told("a")}).plain()))
+    assert rows_after("--merge", str(theirs), "--export", str(back)) == {"a": 2}
+    theirs.write_text(json.dumps(learning.LearnedFile(tests={**learning.read(back).tests, "t1": told("a"), "t2": told("b")}).plain()))
+    assert rows_after("--merge", str(theirs)) == {"a": 2, "b": 1}
+    assert rows_after("--merge", str(theirs)) == {"a": 2, "b": 1}
+
+
+def test_a_file_of_the_first_release_is_read_and_its_sums_count_once(file: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps({"version": 1, "rows": [told("a", 3, 3).plain()], "seen": ["m1", "m2", "m3"], "off": False}))
+    assert rows_after("--merge", str(old)) == rows_after("--merge", str(old)) == {"a": 3}
+    file.write_text(old.read_text())
+    (tmp_path / "new.json").write_text(json.dumps(learning.LearnedFile(tests={"m2": told("a"), "m4": told("a")}).plain()))
+    assert rows_after("--merge", str(tmp_path / "new.json")) == {"a": 4}
+    (tmp_path / "older.json").write_text(json.dumps({"version": 1, "rows": [told("a", 2, 2).plain()], "seen": ["m4", "m5"], "off": False}))
+    refused = CliRunner().invoke(main, ["learned", "--merge", str(tmp_path / "older.json")])
+    assert refused.exit_code == 2 and "cannot be told apart" in refused.output
+    assert rows_after() == {"a": 4}
+
+
+def test_studies_that_close_at_the_same_time_lose_nothing(file: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda at: learning._add(file, [(f"m{at}", told("a"))]), range(24)))
+    assert [row.tests for row in learning.read(file).sums] == [24]
+
+
+@pytest.mark.parametrize(("tests", "held", "ln", "squares"), [(1, 5, 0.0, 0.0), (2, 0, 0.4, 0.1), (1, 1, 3.0, 0.1)])
+def test_sums_that_no_tests_can_have_are_refused(tests: int, held: int, ln: float, squares: float, file: Path) -> None:
+    row = {"cause": "a", "engine": "sglang", "box": "CPU", "tests": tests, "held": held, "sum_ln": ln, "sum_squares": squares}
+    file.write_text(json.dumps({"version": 2, "tests": {"m": row}}))
+    with pytest.raises(KnowledgeError):
+        learning.read(file)
