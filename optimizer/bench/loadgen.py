@@ -1432,7 +1432,7 @@ class Generator:
             self.loop.add_signal_handler(number, self._interrupt)
         try:
             found = await self.loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-            self.address = found[0]
+            self.address = await self._answering(found)
         except OSError as error:
             self.gave_up = "the name %s does not resolve: %s" % (self.host, error)
             self.errors["unreachable"] = 1
@@ -1457,6 +1457,20 @@ class Generator:
             await asyncio.sleep(DRAIN_S)
             await self._read_counters()
         return self.summary()
+
+    async def _answering(self, found):
+        """Of several addresses of one name the first that takes a connection: localhost may mean ::1 first, where nobody listens."""
+        for address in found if len(found) > 1 else ():
+            sock = socket.socket(address[0], socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                await asyncio.wait_for(self.loop.sock_connect(sock, address[4]), self.connect_timeout)
+                return address
+            except (OSError, asyncio.TimeoutError, TimeoutError):
+                continue
+            finally:
+                sock.close()
+        return found[0]
 
     async def _drain(self):
         """Offer nothing more, and let what is under way come to its end."""

@@ -149,6 +149,24 @@ def test_streams_that_hang_are_counted_although_the_window_ends_before_their_dea
     assert "stalled" in found.detail and point.metrics["error_rate"] > 0
 
 
+def test_of_several_addresses_of_a_name_the_one_that_answers_is_taken(null_server: Any) -> None:
+    """As where localhost means ::1 first, and the server listens on 127.0.0.1 alone."""
+    url = null_server("--gap-ms", "2").replace("127.0.0.1", "server.example")
+    twist = """
+import json, socket, sys
+from optimizer.bench import loadgen
+port = int(sys.argv[1])
+socket.getaddrinfo = lambda *a, **k: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+sys.exit(loadgen.main())
+"""
+    job = {"base_url": url, "model": "m", "concurrency": 2, "output_tokens": 8, "warmup_min_s": 0.1, "warmup_max_s": 0.1, "window_s": 0.4}
+    job["prompts"] = {"seed": "7", "salt": "a", "vocabulary": "words", "prompt_tokens": 32}
+    command = [sys.executable, "-c", twist, url.rpartition(":")[2]]
+    done = subprocess.run(command, input=json.dumps(job).encode() + b"\n", capture_output=True, timeout=30, check=False)
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["finished_ok"] > 0 and not summary["errors"], (summary, done.stderr)
+
+
 def test_nobody_listens(load: Any) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
