@@ -16,6 +16,7 @@ from optimizer.errors import EngineError
 from optimizer.evidence.deployment import described as said_of
 from optimizer.evidence.deployment import groups
 from optimizer.model.study import LaunchSpec, Member
+from optimizer.runner.phrases import command_text
 
 ORDER = {"prefill": 0, "decode": 1, "server": 2, "router": 3}  # of the start: whoever is asked is there before whoever asks
 ROUTERS = frozenset(("sglang-router",))
@@ -65,7 +66,7 @@ def running_as(launch: LaunchSpec, servers: Sequence[ServerProcess]) -> ServerPr
         titled = list(holder.argv[:1]) == [TITLE]
         if not titled and holder.argv[1:] != member.argv[1:] and holder.control is None:
             raise EngineError(
-                f"Port {member.port}, where the description has {member.name}, is held by another server (process {holder.pid}): {' '.join(holder.argv)[:300]}",
+                f"Port {member.port}, where the description has {member.name}, is held by another server (process {holder.pid}): {command_text(holder.argv, 300)}",
                 hint="Describe what runs there, or stop it first.",
             )
         matched.append(holder.model_copy(update={"before": (), **({"argv": member.argv, "env": member.env, "described": True} if titled else {})}))
@@ -116,7 +117,7 @@ def described(argv: Sequence[str]) -> tuple[str, str, int]:
     program = program_of(list(argv), {})
     if program is None:
         raise EngineError(
-            f"A member of the deployment starts neither an engine nor a router that is known: {' '.join(argv)[:200]}",
+            f"A member of the deployment starts neither an engine nor a router that is known: {command_text(argv, 200)}",
             hint="Known: python3 -m sglang.launch_server (prefill, decode or plain) and python3 -m sglang_router.launch_router.",
         )
     part = part_of(list(argv), program)
@@ -130,11 +131,11 @@ def launch_of(parts: Sequence[tuple[Sequence[str], Mapping[str, str], str | None
         program, role, port = described(argv)
         if role != "router" and program != "sglang":
             raise EngineError(
-                f"Deployments of {program} are recognised, not launched: {' '.join(argv)[:200]}",
+                f"Deployments of {program} are recognised, not launched: {command_text(argv, 200)}",
                 hint="SGLang's prefill, decode and router are. To tune one worker by itself, stop the others and name it with --port.",
             )
         if role == "router" and program not in ROUTERS:
-            raise EngineError(f"This router is recognised, not launched: {' '.join(argv)[:200]}", hint="SGLang's is: python3 -m sglang_router.launch_router.")
+            raise EngineError(f"This router is recognised, not launched: {command_text(argv, 200)}", hint="SGLang's is: python3 -m sglang_router.launch_router.")
         rows.append((ORDER[role], role, port, tuple(argv), dict(env), cwd))
     rows.sort(key=lambda row: row[0])
     counts: dict[str, int] = {}

@@ -18,6 +18,7 @@ from optimizer.errors import OptimizerError
 from optimizer.model.base import Frozen
 from optimizer.model.flags import FlagTable
 from optimizer.model.study import StudySpec
+from optimizer.runner.phrases import command_text
 from optimizer.runner.survey import FOREIGN_GPU_MIB, GPU_QUERY, MIN_DISK_BYTES, Unfit, find_target
 
 Level = Literal["ok", "warning", "problem"]
@@ -151,7 +152,7 @@ def _busy_gpus(used: Sequence[tuple[str, int | None]]) -> list[Finding]:
 
 
 def _described(argv: Sequence[str]) -> Finding:
-    return Finding(check="server", level="ok", said=f"No server runs; the study launches: {' '.join(argv)[:200]}", do="")
+    return Finding(check="server", level="ok", said=f"No server runs; the study launches: {command_text(argv, 200)}", do="")
 
 
 def _server(original: ServerProcess) -> list[Finding]:

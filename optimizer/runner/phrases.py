@@ -2,6 +2,7 @@
 whether an action is worth its launch, and carries none out."""
 
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from optimizer.core.builds import in_builds
@@ -12,6 +13,12 @@ from optimizer.model.evidence import Evidence
 from optimizer.model.flags import FlagTable
 from optimizer.model.playbook import Action, HandOver, SetAction
 from optimizer.model.space import Param, Space
+
+
+def command_text(argv: Sequence[str], limit: int) -> str:
+    """A command line of at most so many characters for a sentence; what does not fit is left out word by word."""
+    return textwrap.shorten(" ".join(argv), limit, placeholder=" …")
+
 
 # What tells a fact that a relaunch needs a value from, by the beginning of its name; the longest that fits.
 _MEASURE: Mapping[str, str] = {

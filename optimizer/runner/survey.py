@@ -25,6 +25,7 @@ from optimizer.runner.collecting import endpoint_files, read_log_files
 from optimizer.runner.context import BoxContext
 from optimizer.runner.deployment import as_one, engine_behind, found_launch, leading, running_as, why_not_whole
 from optimizer.runner.hosts import EXAMPLE
+from optimizer.runner.phrases import command_text
 
 MIN_DISK_BYTES = 200 << 20
 GPU_QUERY = "name,memory.total,memory.used"
@@ -147,7 +148,7 @@ async def find_target(box: Box, spec: StudySpec, usual: LaunchSpec | None = None
         adapter = engine(spec.engine) if spec.engine else engine_of(spec.launch.argv, spec.launch.env)
         if adapter is None:
             raise Unfit(
-                f"No engine adapter knows this command: {' '.join(spec.launch.argv)[:300]}",
+                f"No engine adapter knows this command: {command_text(spec.launch.argv, 300)}",
                 hint=f"Engines: {', '.join(engines())}. Name one with --engine if it starts through a wrapper.",
             )
         same = [server for server in running if port_of(adapter, spec.launch) in server.ports]
@@ -155,7 +156,7 @@ async def find_target(box: Box, spec: StudySpec, usual: LaunchSpec | None = None
             left = f", left running by study {_study_of(same[0])}" if _study_of(same[0]) else ""
             raise Unfit(
                 f"Port {port_of(adapter, spec.launch)} on {box.name}, which the launch command names, is held by another server "
-                f"(process {same[0].pid}{left}): {' '.join(same[0].argv)[:300]}",
+                f"(process {same[0].pid}{left}): {command_text(same[0].argv, 300)}",
                 hint="What was measured beside it would be wrong. To tune that server, leave --launch away; else stop it first.",
             )
         return adapter, spec.launch, same[0] if same else None
@@ -167,7 +168,7 @@ async def find_target(box: Box, spec: StudySpec, usual: LaunchSpec | None = None
     if len(running) > 1 and usual is not None and (known := engine_of(usual.argv, usual.env)) is not None:
         running = tuple(server for server in running if port_of(known, usual) in server.ports) or running
     if len(running) > 1:
-        listed = "\n".join(f"  port {', '.join(map(str, server.ports)) or 'none yet'}: {' '.join(server.argv)[:160]}" for server in running)
+        listed = "\n".join(f"  port {', '.join(map(str, server.ports)) or 'none yet'}: {command_text(server.argv, 160)}" for server in running)
         raise Unfit(f"Several servers run on {box.name}:\n{listed}", hint=f"{why_not_whole(found.servers)}Say which one with --port.")
     server = running[0]
     for one in server.processes:

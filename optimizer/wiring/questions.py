@@ -22,6 +22,7 @@ from optimizer.model.target import parse_target
 from optimizer.model.workload import Workload
 from optimizer.runner import hosts
 from optimizer.runner.collecting import endpoint_files
+from optimizer.runner.phrases import command_text
 from optimizer.runner.survey import port_of, servers_to_tune
 from optimizer.wiring import Options, Roots, left_alone, opened_box, prepare
 
@@ -142,7 +143,7 @@ def _known_engine(text: str, options: Options) -> LaunchSpec:
 
 
 def _described(server: ServerProcess) -> str:
-    return f"port {', '.join(map(str, server.ports)) or 'unknown'}: {' '.join(server.argv)[:120]} (process {server.pid})"
+    return f"port {', '.join(map(str, server.ports)) or 'unknown'}: {command_text(server.argv, 120)} (process {server.pid})"
 
 
 def _server_of(options: Options, looked: Looked) -> ServerProcess | None:
