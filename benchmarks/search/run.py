@@ -4,7 +4,7 @@ measurements where a folder of them is given; writes both to docs/search.md.
     python benchmarks/search/run.py [--seeds 20] [--launches 20] [--boxes NAME …] [--all] [--tables FOLDER [--table-seeds N TPE]] [--write]
 
 Evidence is the real decision loop, reading the logs and metrics that the box writes. The samplers get every parameter of the
-short list below (with --all, of every space), the untuned launch as their first point, and the same luck."""
+short list below (with --all, of every space), the untuned launch as their first point, the same luck, and the same refusals for nothing."""
 
 import argparse
 import asyncio
@@ -22,7 +22,10 @@ from typing import Any
 
 from inprocess import InProcessExecutor, SimulatedBox, spec
 
+from optimizer.core.rank import ground
+from optimizer.core.refuse import Ground, point_digest, refuse
 from optimizer.core.resolve import offered
+from optimizer.core.state import fold
 from optimizer.engines.simulator.box import box_names
 from optimizer.knowledge.library import Library, load_library
 from optimizer.knowledge.load import find_knowledge
@@ -41,6 +44,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "search.md"
 README = ROOT / "README.md"
 AT = (1, 2, 3, 5, 10, 20)
+MOST_REFUSED = 64  # proposals in a row
 ALONE = "(left alone)"
 # What an engineer would hand to a sampler: the answer of every box is among them.
 SHORT_LIST = (
@@ -87,8 +91,29 @@ def completed(point: Mapping[str, Value]) -> dict[str, Value]:
     return {**point, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": steps + 1}
 
 
-def sampled(box: SimulatedBox, space: Space, policy: str, seed: int, launches: int) -> list[float]:
-    """The rate of every launch in turn; 0 for one that failed. The untuned launch is known beforehand, as for evidence."""
+def ground_of(box: SimulatedBox, library: Library) -> Ground:
+    """What refusals rest on once the untuned launch was measured: the same for everybody."""
+    executor, log = InProcessExecutor(box, library, 0), MemoryLog()
+    log.append("opened", {"spec": spec(box, 0, 3).model_copy(update={"policy": "random"}).plain()}, expect=0)
+    asyncio.run(drive(log, executor, plan_of(library)))
+    before = next(entry.seq for entry in log.read() if entry.kind == "chosen")
+    return ground(fold(log.read()[: before - 1]), plan_of(library))
+
+
+def admitted(changes: Mapping[str, Value], rules: Ground, tried: set[str]) -> dict[str, Value] | None:
+    """The changes without what does nothing beside the rest; None where the engine's rules or the memory model refuse them, or they were
+    tried. As in a control arm, neither costs a launch."""
+    left = dict(changes)
+    while left and (refusals := refuse(left, rules, tried=tried)):
+        if refusals[0].kind in ("infeasible", "duplicate"):
+            return None
+        left = {name: value for name, value in left.items() if name not in refusals[0].params}
+    return left or None
+
+
+def sampled(box: SimulatedBox, space: Space, policy: str, seed: int, launches: int, rules: Ground) -> list[float]:
+    """The rate of every launch in turn; 0 for one that failed. The untuned launch is known beforehand, and what is refused before a launch
+    costs none, as for evidence."""
     source = random.Random(derived_seed(box.name, policy, seed))
     noise = float(box.box["speed"]["noise_sd"])
     given = {name: value for name, value in box.given.items() if name in {param.name for param in space.params}}
@@ -96,13 +121,23 @@ def sampled(box: SimulatedBox, space: Space, policy: str, seed: int, launches: i
     assert first.rate is not None
     history = [Trial(params=given, value=math.log(first.rate))] if given else []
     seen = {key(given)}
-    rates = []
-    for launch in range(launches):
-        point_seed = derived_seed(box.name, policy, seed, launch)
-        point = random_proposal(space.params, point_seed, seen=seen) if policy == "random" else propose(space, space.params, history, point_seed)
+    rates: list[float] = []
+    tried, refused = set[str](), list[dict[str, Value]]()
+    while len(rates) < launches and len(refused) < MOST_REFUSED:
+        point_seed = derived_seed(box.name, policy, seed, len(rates), len(refused))
+        known = [*history, *(Trial(params=one, value=None, infeasible=True) for one in refused)]
+        point = random_proposal(space.params, point_seed, seen=seen) if policy == "random" else propose(space, space.params, known, point_seed)
+        if not point:
+            break
         seen.add(key(point))
         # What a sampler leaves out is not given, also where the owner's command line had it.
-        run = box.rate({**dict.fromkeys(given), **completed(point)})
+        changes = admitted({**dict.fromkeys(given), **completed(point)}, rules, tried)
+        if changes is None:
+            refused.append(point)
+            continue
+        refused.clear()
+        tried.add(point_digest(rules.settings.merged(changes), rules))
+        run = box.rate(changes)
         luck = math.exp(-source.gauss(0.0, noise))
         history.append(Trial(params=point, value=None if run.rate is None else math.log(run.rate * luck), infeasible=run.rate is None))
         rates.append(run.rate or 0.0)
@@ -148,10 +183,11 @@ def boxes(names: list[str], library: Library, seeds: int, launches: int, *, ever
         box = SimulatedBox(name)
         bound = parse_target([box.target]).primary
         assert bound is not None
+        rules = ground_of(box, library)
         start, space = box.rate({}).rate or 0.0, space_of(box, library, None if everything else SHORT_LIST)
         for label, policy in (("evidence", "evidence"), (f"TPE, {len(space.params)} parameters", "tpe"), (f"random, {len(space.params)} parameters", "random")):
             begun = time.perf_counter()
-            rates = [reasoned(box, library, seed, launches) if policy == "evidence" else sampled(box, space, policy, seed, launches) for seed in range(seeds)]
+            rates = [reasoned(box, library, seed, launches) if policy == "evidence" else sampled(box, space, policy, seed, launches, rules) for seed in range(seeds)]
             found = summary(rates, bound.value, start, launches)
             took = found["launches"]
             to_target = f"{took:.1f}" if found["reached"] == 1 else f"more than {min(took, launches):.1f}" if found["reached"] else "never"
@@ -203,15 +239,15 @@ def written(text: str, name: str, lines: list[str], where: Path) -> str:
 
 def figures(document: str) -> list[str]:
     """The README's table: launches of each policy, from the tables of docs/search.md."""
-    lines = ["| launches until … | evidence | Optuna TPE | random |", "|---|---|---|---|"]
+    lines = ["| launches until … | evidence | GP | Optuna TPE | random |", "|---|---|---|---|---|"]
     for row in _rows(document, "boxes"):
         box, policy, met, launches = row[:4]
         if policy == "evidence":
             lines.append(f"| the target of {box} is met, {_seeds(document, 'boxes')} seeds |")
         share = f" (met in {met})" if met not in ("0%", "100%") else ""
-        lines[-1] += f" {launches}{share} |"
-    lines += [f"| 95 % of the best: real {row[0]}, {_seeds(document, 'engine')} seeds | {row[2]} | {row[3]} | {row[5]} |" for row in _rows(document, "engine")]
-    lines += [f"| 95 % of the best: {row[0]}{f', median of {row[1]} groups' if row[1] != '1' else ''} | {row[2]} | {row[3].split()[0]} | {row[5].split()[0]} |" for row in _rows(document, "tables")]
+        lines[-1] += f" {launches}{share} |" + (" |" if policy == "evidence" else "")
+    lines += [f"| 95 % of the best: real {row[0]}, {_seeds(document, 'engine')} seeds | {row[2]} | {row[4]} | {row[3]} | {row[5]} |" for row in _rows(document, "engine")]
+    lines += [f"| 95 % of the best: {row[0]}{f', median of {row[1]} groups' if row[1] != '1' else ''} | {row[2]} | {row[4].split()[0]} | {row[3].split()[0]} | {row[5].split()[0]} |" for row in _rows(document, "tables")]
     return lines
 
 

@@ -51,7 +51,7 @@ def test_the_measured_grid_of_a_real_engine_gives_the_figures_of_the_document(ru
     """Random orders are the same everywhere; the model's near ties may fall otherwise on another processor."""
     table = run.ROOT / "benchmarks/search/llamacpp_cpu.csv"
     params = ("parallel", "threads", "ubatch_size", "spec_type", "flash_attn")
-    found = replay_table(TableOptions(table=table, params=params, objective=objective, policies=("evidence", "random"), seeds=20), Roots(runs=run.ROOT / "runs", knowledge=run.ROOT))
+    found = replay_table(TableOptions(table=table, params=params, objective=objective, policies=("evidence", "random"), seeds=100), Roots(runs=run.ROOT / "runs", knowledge=run.ROOT))
     said = run._rows(run.DOCS.read_text(encoding="utf-8"), "engine")[row]
     launches = {name: score["launches_to"]["95%"]["mean"] for name, score in found["groups"][0]["policies"].items()}
     assert found["groups"][0]["configurations"] == int(said[1])
