@@ -6,27 +6,40 @@ import click
 
 from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
 from optimizer.cli.completing import study_names
+from optimizer.errors import UsageError
 
 
 @click.command()
 @click.argument("study", shell_complete=study_names)
 @click.option("--why", metavar="SEQ|SETTING", help="One entry with everything that led to it, down to the log line; or why a setting was set.")
 @click.option("--hypothesis", help="Only what concerns this hypothesis.")
-@click.option("--follow", is_flag=True, help="Keep printing while the study runs.")
+@click.option("--follow", is_flag=True, help="Keep printing while the study runs; with --json an object a line.")
 @click.option("--all", "everything", is_flag=True, help="Also the routine steps.")
 @json_option
 @click.pass_context
 def journal(ctx: click.Context, study: str, why: str | None, hypothesis: str | None, follow: bool, everything: bool, as_json: bool) -> None:
     """Tell the story of a study: what was decided, on which evidence."""
-    from optimizer.report.journal_view import asked_why, follow_journal, journal_document, journal_text
+    import json
+
+    from optimizer.report.journal_view import (
+        asked_why,
+        entry_row,
+        follow_journal,
+        journal_document,
+        journal_text,
+        line_of,
+    )
 
     folder = roots_of(ctx).named(study)
     asked = asked_why(why) if why is not None else None
-    if wants_json(ctx, as_json):
+    if follow and (why is not None or hypothesis is not None):
+        raise UsageError("--follow tells every entry as it comes.", hint="Leave --why and --hypothesis away, or --follow.")
+    for_machine = wants_json(ctx, as_json)
+    if follow:
+        for entry in follow_journal(folder):
+            say(json.dumps(entry_row(entry), ensure_ascii=False, default=str) if for_machine else line_of(entry))
+    elif for_machine:
         print_json(journal_document(folder, why=asked, hypothesis=hypothesis))
-    elif follow:
-        for line in follow_journal(folder):
-            say(line)
     else:
         say(journal_text(folder, why=asked, hypothesis=hypothesis, everything=everything))
 

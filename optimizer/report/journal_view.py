@@ -159,24 +159,24 @@ def journal_document(folder: Place, *, why: int | str | None = None, hypothesis:
         return setting_document(entries, why)
     if why is not None:
         return {"study": folder.name, "why": why, "text": why_text(entries, why)}
-    rows = [
-        {"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "cause": entry.cause, "text": sentence(entry), "body": entry.body,
-         **({"box": entry.box} if entry.box else {})}
-        for entry in entries
-        if hypothesis is None or _concerns(entry, hypothesis)
-    ]
-    return {"study": folder.name, "entries": rows}
+    return {"study": folder.name, "entries": [entry_row(entry) for entry in entries if hypothesis is None or _concerns(entry, hypothesis)]}
 
 
-def follow_journal(folder: Place) -> Iterator[str]:
-    """Lines as they are written, until the study is closed."""
+def entry_row(entry: Entry) -> dict[str, Any]:
+    """An entry for programs: its sentence and its body."""
+    box = {"box": entry.box} if entry.box else {}
+    return {"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "cause": entry.cause, "text": sentence(entry), "body": entry.body, **box}
+
+
+def follow_journal(folder: Place) -> Iterator[Entry]:
+    """Entries as they are written, until the study is closed."""
     seen = 0
     while True:
         with Journal.open(folder, write=False) as journal:
             entries = journal.read(seen)
         for entry in entries:
             seen = entry.seq
-            yield line_of(entry)
+            yield entry
             if entry.kind == EntryKind.CLOSED:
                 return
         time.sleep(FOLLOW_S)

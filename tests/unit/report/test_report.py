@@ -251,3 +251,11 @@ def test_a_study_that_has_just_been_opened_has_a_report_too(document: dict[str, 
     for upto in (1, 3, 8, 14, len(entries) // 2, len(entries) - 1):
         page = report_html(study_document(entries[:upto], fold(entries[:upto]), plan))
         assert "<h1>" in page
+
+
+def test_who_follows_a_journal_gets_every_entry_as_a_line_or_an_object() -> None:
+    plain = CliRunner().invoke(main, ["journal", str(H200), "--follow"])
+    rows = [json.loads(line) for line in CliRunner().invoke(main, ["journal", str(H200), "--follow", "--json"]).stdout.splitlines()]
+    assert [row["seq"] for row in rows] == [int(line.split()[0]) for line in plain.stdout.splitlines()] == list(range(1, 45))
+    assert rows[-1]["kind"] == "closed" and all(row["text"] and isinstance(row["body"], dict) for row in rows)
+    assert CliRunner().invoke(main, ["journal", str(H200), "--follow", "--why", "3"]).exit_code == 2
