@@ -20,6 +20,7 @@ MIN_CHUNKS = 25
 STOPPED_EARLY = "the first windows decided: stopped after"
 HELD_BACK_TOKENS = 32  # of one piece; stream intervals and draft lengths stay below
 OUTPUT_TOLERANCE = 0.01
+MORE_THAN_ASKED = 2  # tokens: an end-of-text token that is counted, a draft that ends with it
 CACHED_TOLERANCE = 0.02
 CHAT_TEMPLATE_TOKENS = 64
 START_TOKENS = 4  # llama.cpp reuses single tokens: the one that begins every text, and the few that two random texts share by chance
@@ -358,7 +359,13 @@ class _Point:
         return f"; {len(silent)} requests were under way, and none had brought anything for {min(silent):.3g} s or longer"
 
     def _output_length(self, lengths: Sequence[int]) -> None:
-        """The same work in every arm: as many tokens as were asked for, on average over the requests that ended."""
+        """The same work in every arm: as many tokens as were asked for, on average over the requests that ended; and never more
+        than were allowed, which no average of answers that end by themselves would show."""
+        most = [(row["output"], row.get("asked", self.workload.output_tokens)) for row in self.rows if row["ok"] and row["output"] is not None]
+        beyond = [(output, asked) for output, asked in most if output > asked + MORE_THAN_ASKED]
+        if beyond and not self.workload.ignore_eos:
+            output, asked = max(beyond)
+            self._reject(ValidityCode.OUTPUT_LENGTH, f"{len(beyond)} answers count more tokens than they may have, up to {output:,} of {asked:,}")
         if not lengths or not self.workload.ignore_eos:
             return
         rows = [row for row in self.full if row["output"] is not None]

@@ -202,6 +202,16 @@ def test_fewer_tokens_than_asked_are_another_workload(null_server: Any, load: An
     assert point.mean_output_tokens == 13
 
 
+def test_answers_that_may_end_by_themselves_never_count_more_than_they_may_have(null_server: Any, load: Any) -> None:
+    url = null_server("--tokens-per-chunk", "4", "--gap-ms", "5")
+    ran, free = load(url, window_s=0.6), WORKLOAD.model_copy(update={"ignore_eos": False})
+    assert ValidityCode.OUTPUT_LENGTH not in codes(summarise(ran.lines, free, 4))
+    told = [line.replace(b",16,32,", b",1600,32,") if json.loads(line)["t"] == "r" else line for line in ran.lines]  # of 16 that were asked for
+    assert told != ran.lines
+    (found,) = [item for item in summarise(told, free, 4).invalid if item.code == ValidityCode.OUTPUT_LENGTH]
+    assert "up to 1,600 of 16" in found.detail
+
+
 @pytest.mark.fault("F37")
 @pytest.mark.parametrize(
     ("share", "shared_tokens", "invalid"), [("0.5", 0, True), ("0.0", 0, False), ("0.5", 16, False), ("0.0", 16, False)]
