@@ -17,7 +17,7 @@ help:
 	@echo 'make demo          install, tune a simulated 8-GPU box, print the journal of what was done and why'
 	@echo 'make test          lint, types, import contracts and tests; needs no GPU and no engine'
 	@echo 'make test-slow     whole studies with kills, signals and broken links'
-	@echo 'make test-scenarios  whole studies on the four simulated boxes, about six minutes'
+	@echo 'make test-scenarios  whole studies on the four simulated boxes, about three minutes'
 	@echo 'make engines       install real SGLang, vLLM and llama.cpp for this CPU into $(ENGINES) (6 GB, about two minutes)'
 	@echo 'make test-engines  tune those real engines'
 	@echo 'make lint          ruff, mypy, import contracts, knowledge files'
@@ -63,9 +63,10 @@ engines:
 test-slow: dev
 	$(BIN)/python -m pytest -q -m slow -n 4 --dist load --maxschedchunk 1 --durations=25
 
-# Whole studies on the four simulated boxes, one at a time: each of them measures.
+# Whole studies on the four simulated boxes, two at a time: each keeps less than half a core busy, and measures. Two follow each
+# other in the order of their file: the two that are handed out together take as long as the other two.
 test-scenarios: dev
-	$(BIN)/python -m pytest -q -m scenarios -p no:xdist --durations=25
+	$(BIN)/python -m pytest -q -m scenarios -n 2 --dist load --durations=25
 
 # Two at a time what reads and counts, in groups that share a server; then one at a time what measures.
 test-engines: dev
