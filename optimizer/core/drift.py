@@ -36,12 +36,14 @@ def _started_otherwise(state: State) -> dict[str, Any] | None:
     arm = max((base, tested), key=lambda one: one.results[-1].entry if one.results else 0)
     if not arm.results or arm.results[-1].entry != arm.evidence_entry:
         return None
-    flips = [flip for flip in ledger.flips(arm.evidence_before, arm.evidence, {}, {}) if _tells(flip)]
     others = len(base.results) if arm is not base else len(base.results) - 1
-    if arm is not base and others:
+    if not others:
+        return None
+    flips = [flip for flip in ledger.flips(arm.evidence_before, arm.evidence, {}, {}) if _tells(flip)]
+    if arm is not base:
         told = {flip.fact for flip in flips}
         flips += [flip for flip in ledger.flips(base.evidence, arm.evidence, {}, {}) if flip.fact in INSTALLED and flip.fact not in told]
-    if not flips or not others:
+    if not flips:
         return None
     last, stale = arm.results[-1], _stale(state)
     said = ", ".join(f"{flip.fact} {flip.before} -> {flip.after}" for flip in flips)
