@@ -110,7 +110,7 @@ def _go_on(
     ahead = [look for look in plan if look > case.n_candidate or (topping_up and look == case.n_candidate)]
     affordable = [look for look in ahead if _cost_of(look, case) <= launches_left]
     if not affordable:
-        text = f"the next look needs more than the {launches_left} launches that are left" if launches_left > 0 else "no further launch is spent on it"
+        text = f"the next look needs more than the {launches_left} launches that are left"
         return _close(case, confidence, "unresolved", text, bayes_db)
     last = affordable[-1]
     if not policy.thorough and not topping_up and (case.n_candidate == 1 or case.n_candidate in plan):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizer.report.prose import changes_text
+from optimizer.report.prose import changes_text, reworded
 
 HEADS = {
     "kept": "was kept",
@@ -77,7 +77,7 @@ def _measured(item: Mapping[str, Any]) -> str:
         )
     said += f"; {item['verdict'].replace('_', ' ')}" if item["verdict"] else ""
     reason = item["why"].partition("; ")[2] if interval is not None else item["why"]  # the interval stands before it already
-    why = f": {reason}" if reason else ""
+    why = f": {reworded(reason)}" if reason else ""
     stale = f"; stale since entry {item['stale']}, where the baseline changed" if item["stale"] else ""
     return f"{said}{why}{stale}"
 

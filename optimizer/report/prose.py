@@ -242,7 +242,7 @@ def _judged(body: Mapping[str, Any]) -> str:
     return (
         f"{body['hypothesis']}: {verdict}, ×{judgement['ratio']:.3f} [{judgement['low']:.3f}, {judgement['high']:.3f}] at "
         f"{100 * judgement['confidence']:.4g} %, {judgement['n_candidate']} launch(es) against {judgement['n_baseline']}, noise "
-        f"{100 * judgement['sd']:.1f} %: {judgement['reason']}. {side}{_answers_of(body)}"
+        f"{100 * judgement['sd']:.1f} %: {reworded(judgement['reason'])}. {side}{_answers_of(body)}"
     )
 
 
@@ -251,9 +251,15 @@ def _answers_of(body: Mapping[str, Any]) -> str:
     return f" Answers ({found['verdict'].replace('_', ' ')}): {found['why']}." if found else ""
 
 
+def reworded(why: str) -> str:
+    """A reason as a journal has it, in today's words; the journal's own are left alone, because its decisions are recomputed to the byte."""
+    said = why.replace("the next look needs more than the 0 launches that are left", "no further launch is spent on it")
+    return said.replace(") Answers ", "). Answers ")
+
+
 def _settled(word: str) -> Any:
     def write(body: Mapping[str, Any]) -> str:
-        return f"{word} {body['hypothesis']} ({changes_text(body.get('changes', {}))}): {body.get('why', '').replace(') Answers ', '). Answers ')}"
+        return f"{word} {body['hypothesis']} ({changes_text(body.get('changes', {}))}): {reworded(body.get('why', ''))}"
 
     return write
 

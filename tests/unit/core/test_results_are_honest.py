@@ -9,7 +9,7 @@ from optimizer.model.outcome import Failed
 from optimizer.model.playbook import Prediction
 from optimizer.model.step import ORIGINAL, Launch, Measure
 from optimizer.model.verdict import ENDING_STAYS, given_up
-from optimizer.report.prose import result_text, sentence
+from optimizer.report.prose import result_text, reworded, sentence
 from optimizer.runner.recorded import verify
 
 from .model_box import PLAN, ModelBox, spec
@@ -139,3 +139,9 @@ def test_what_merely_cannot_reach_the_target_is_not_called_ruled_out(why, word):
     told = pruned.model_copy(update={"body": {**pruned.body, "why": f"{measured}; {why}"}})
     assert sentence(told).startswith(word)
     assert given_up(told.body) == word.startswith("Given up")
+
+
+def test_an_undecided_confirmation_is_not_said_to_lack_launches():
+    """The journal keeps the judge's words, which are recomputed to the byte; people read others."""
+    assert reworded("the next look needs more than the 0 launches that are left") == "no further launch is spent on it"
+    assert reworded("the next look needs more than the 2 launches that are left") == "the next look needs more than the 2 launches that are left"
