@@ -762,7 +762,10 @@ class Wires:
             if not ready:
                 return
             self.woke = clock()
-            self.wall = time.time() - self.woke
+            wall = time.time() - self.woke
+            if wall > self.wall + 1e-4:  # put aside between the two clocks, or the wall clock was set: then all say so
+                wall = min(wall, min(time.time() - clock() for _ in range(3)))
+            self.wall = wall
             for descriptor, _ in ready:
                 wire = wires.get(descriptor)
                 if wire is not None:  # else closed while the others were read
