@@ -38,7 +38,7 @@ EXIT_NOT_MET, EXIT_NOTHING_VALID = 3, 4
 @click.option("--concurrency", help="Users who wait for their answer: 16, or steps as in 1,8,64.")
 @click.option("--rate", help="Arrivals per second that wait for nobody: 4, or steps as in 1,2,4.")
 @click.option("--knee", is_flag=True, help="Find the largest load that meets --target, in few steps.")
-@click.option("--target", multiple=True, help="1000tps, ttft.p99<500ms, 4goodput, error_rate<1%; combine with commas or by repeating.")
+@click.option("--target", multiple=True, help="1000tps, ttft.p99<500ms, 4goodput, error_rate<1%; combine with commas, `and` or by repeating.")
 @click.option("--slo", help="Limits of each single request, for goodput: ttft<500ms,tpot<30ms.")
 @click.option("--prompt-tokens", type=click.IntRange(1, 1_000_000), help="Of every request (default 512).")
 @click.option("--output-tokens", type=click.IntRange(1, 1_000_000), help="Of every request (default 256).")

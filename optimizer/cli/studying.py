@@ -33,7 +33,7 @@ def study_options(command: Any) -> Any:
     listed = [
         click.option("--host", shell_complete=box_names, required=True, multiple=True,
                      help="An SSH alias, `localhost`, or `sim:NAME` for a simulated box. Given again: further boxes of the same class that share the study."),
-        click.option("--target", multiple=True, help="1000tps, 1000tps@16, ttft.p99<500ms; combine with commas or by repeating."),
+        click.option("--target", multiple=True, help="1000tps, 1000tps@16, ttft.p99<500ms; combine with commas, `and` or by repeating."),
         click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'."),
         click.option("--engine", shell_complete=engine_names, type=str, help="sglang, vllm or llamacpp; found by itself otherwise."),
         click.option("--launch", help="How the server is started: a command in quotes, or a JSON file with argv and env."),

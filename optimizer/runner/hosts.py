@@ -173,7 +173,7 @@ def fitted(workload: Workload, target: Target) -> Workload:
     if any(bound.metric == "goodput_per_s" for bound in target.bounds) and not workload.limits:
         raise UsageError(
             "The target asks for goodput, and the workload does not say what a good request is.",
-            hint='Write it into the workload file: slo = "ttft<500ms,tpot<30ms"',
+            hint='Write it into the workload file: slo = "ttft<500ms,tpot<30ms" (bench also takes --slo).',
         )
     asked = [percentile for bound in target.bounds if (percentile := percentile_of(bound.metric)) not in (None, *tail.PERCENTILES)]
     return workload.model_copy(update={"percentiles": tuple(sorted({*workload.percentiles, *asked}))}) if asked else workload
