@@ -73,7 +73,7 @@ def best(state: State) -> dict[str, Any] | None:
     launches, ratio = sum(bool(arm.results or arm.crashed) for arm in state.arms.values()) - 1, math.exp(_mean(first) - _mean(state.base_arm))
     return {
         "hypothesis": ARM, "changes": dict(first.settings.values), "verdict": "unresolved",
-        "why": f"The best of {launches} points, ×{ratio:.3f} of the server as found; the best of many looks better than it is, so a fresh launch decides.",
+        "why": f"×{ratio:.3f} of the server as found, the best of {launches} points; the best of many looks better than it is, so a fresh launch decides.",
         "settings": dict(first.settings.values), "before": dict(state.baseline.values), "companions": [],
     }  # fmt: skip
 
@@ -84,7 +84,10 @@ def ending(state: State) -> str:
     ran, crashed = sum(bool(arm.results) for arm in tried), sum(bool(arm.crashed) for arm in tried)
     why = next((str(item["why"]) for item in state.refusals if _ends(item)), "The budget is spent.")
     confirmed = state.base_arm.confirmed if state.promoted else None
-    kept = f"Best confirmed: {confirmed.value:.4g}." if confirmed and not closing.is_refuted(state) else "Nothing is kept."
+    if confirmed and not closing.is_refuted(state):
+        kept = f"Best confirmed: {confirmed.value:.4g}."
+    else:
+        kept = "The best of them could not be confirmed by a fresh launch." if state.promoted and not confirmed else "Nothing is kept."
     return f"Control arm, {_sampler(state)}: {ran + crashed} points launched, {crashed} of them do not run. {why} {kept}"
 
 
