@@ -53,15 +53,21 @@ def _weights(before: Mapping[str, Value], after: Mapping[str, Value], evidence: 
     """The static share must hold the weights and the KV of at least one full-length request."""
     share, param = _share(after)
     weights = evidence.number("memory.weights_gib")
-    if share is None or weights is None or not _same_layout(before, after):
+    if share is None or weights is None:
         return Verdict(None)
-    room = share * total_gib - weights
+    same = _same_layout(before, after)
+    if not same and not _same_split(before, after):
+        return Verdict(None)
+    at_least = weights * (1.0 if same else _SPLIT)
+    room = share * total_gib - at_least
     if room <= 0:
         return Verdict(
             False,
-            f"{param} {share:g} of {total_gib:.1f} GiB is less than the weights ({weights:.1f} GiB): "
+            f"{param} {share:g} of {total_gib:.1f} GiB is less than the weights ({'' if same else 'at least '}{at_least:.1f} GiB): "
             "no room for a KV cache.",
         )
+    if not same:
+        return Verdict(None)
     need = _one_request_gib(evidence)
     if need is not None and room < need and param == "gpu_memory_utilization":
         return Verdict(
@@ -200,9 +206,16 @@ def _same_layout(before: Mapping[str, Value], after: Mapping[str, Value]) -> boo
         before.get(param) == after.get(param)
         for param in (
             "tp_size", "pp_size", "dp_size", "ep_size", "attn_dp_size", "enable_dp_attention", "quantization", "dtype",
-            "tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "cpu_offload_gb",
+            "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "cpu_offload_gb",
         )
     )  # fmt: skip
+
+
+def _same_split(before: Mapping[str, Value], after: Mapping[str, Value]) -> bool:
+    """Whether as many GPUs share the weights as before: experts and attention laid out otherwise over the same tensor-parallel group leave
+    each GPU its part. vLLM spreads experts over its data-parallel ranks too, so those count there."""
+    kept = (*_TP, *_PP, "quantization", "dtype", "cpu_offload_gb", "enable_expert_parallel", "data_parallel_size")
+    return all(before.get(param) == after.get(param) for param in kept)
 
 
 def _gib_per_token(evidence: Evidence) -> float | None:

@@ -97,6 +97,7 @@ ROWS = (
     Row("C25g", {"prefill_attention_backend": "flashmla"}, {"prefill_attention_backend": "trtllm_mha"}, facts={"model.mla": False, "gpu.arch": "sm_100"}),
     Row("C25h", {"attention_backend": "fa3"}, {"attention_backend": "triton"}, facts={"gpu.arch": "sm_120"}),
     Row("C25i", {"decode_attention_backend": "trtllm_mha"}, {"decode_attention_backend": "fa3"}, facts={"gpu.arch": "sm_86"}),
+    Row("C25j", {"decode_attention_backend": "fa4"}, {"decode_attention_backend": "triton"}, facts={"gpu.arch": "sm_120"}),
     Row("C26", {"moe_a2a_backend": "deepep", "tp_size": 8}, {"moe_a2a_backend": "none", "tp_size": 8}, {"ep_size": 8}),
     Row("C27a", {"moe_a2a_backend": "deepep", "deepep_mode": "normal"}, {"moe_a2a_backend": "deepep", "deepep_mode": "auto"}, OFF),
     Row("C27b", {"moe_a2a_backend": "deepep_v2"}, {"moe_a2a_backend": "deepep"}, {"disable_prefill_cuda_graph": True}),
@@ -122,6 +123,7 @@ ROWS = (
     Row("C35", {**EAGLE, "speculative_algorithm": "NEXTN"}, EAGLE, {"speculative_algorithm": "EAGLE"}),
     Row("C36a", {"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 4}, {"speculative_algorithm": "EAGLE"}),
     Row("C36b", {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3}, EAGLE),
+    Row("C36c", EAGLE, {**EAGLE, "speculative_draft_model_path": "draft"}, facts={"model.mtp_layers": 0}),
     Row("C37", tree(1, 9), EAGLE, {"speculative_num_draft_tokens": 4}),
     Row("C38a", {**tree(4, 8), "page_size": 64, "attention_backend": "flashmla"}, {**tree(4, 8), "page_size": 64, "attention_backend": "fa3"}),
     Row("C38b", {**tree(4, 8), "attention_backend": "trtllm_mha"}, {**EAGLE, "attention_backend": "trtllm_mha"}),
@@ -166,7 +168,7 @@ def refused_by(changes: Changes, ground: Ground) -> set[str]:
 
 def test_every_rule_has_its_row_and_every_number_of_the_reference_its_rule() -> None:
     assert sorted(row.rule for row in ROWS) == sorted(RULES)
-    assert {f"C{number}" for number in range(51)} == {rule.rstrip("abcdefghi") for rule in RULES}
+    assert {f"C{number}" for number in range(51)} == {rule.rstrip("abcdefghij") for rule in RULES}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.rule for row in ROWS])

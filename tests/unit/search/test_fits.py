@@ -68,3 +68,12 @@ def test_graphs_and_pool_together() -> None:
 def test_what_is_unknown_is_allowed() -> None:
     assert fits({}, {"mem_fraction_static": 0.99}, facts(), GIB_141).fits is None
     assert fits({}, {"max_num_batched_tokens": 65536}, facts(), {}).fits is None
+
+
+@pytest.mark.parametrize("laid_out", [{}, {"ep_size": 8}, {"dp_size": 2, "enable_dp_attention": True}])
+def test_experts_and_attention_laid_out_otherwise_leave_each_gpu_its_part_of_the_weights(laid_out: dict[str, Value]) -> None:
+    before, measured = {"tp_size": 8, "mem_fraction_static": 0.9}, facts(memory__weights_gib=100.0)
+    assert fits(before, {**before, "mem_fraction_static": 0.5, **laid_out}, measured, GIB_141).fits is False
+    assert fits(before, {**before, **laid_out}, measured, GIB_141).fits is None
+    fewer = {"tensor_parallel_size": 8, "data_parallel_size": 4, "enable_expert_parallel": True, "gpu_memory_utilization": 0.5}
+    assert fits({**fewer, "data_parallel_size": 1}, fewer, measured, {"gpu.memory_mib": 143771}).fits is None, "vLLM spreads experts over both"
