@@ -82,7 +82,7 @@ def watch(words: Sequence[str], wanted: Sequence[str]) -> list[Text]:
         while terminal.read(0.2):
             text = " ".join("\n".join(terminal.screen.display).replace("│", " ").split())
             shown = sum(part in text for part in wanted)
-            if shown >= max(1, most) and text.count("╭") == text.count("╰") == 1:
+            if shown >= max(1, most) and text.count("╭") == text.count("╯") == 1:  # to its last corner: a frame may come in two reads
                 best, most = drawn(terminal.screen), shown
             if time.monotonic() > end:
                 sys.exit("The study did not end within 15 minutes.")

@@ -4,6 +4,8 @@ it, and at each door where it is shown."""
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -97,3 +99,11 @@ def test_what_the_raiser_knows_better_goes_first() -> None:
     make: Callable[..., OptimizerError] = JournalError
     assert make("It broke.").parts == ("It broke.", JournalError.matters, JournalError.todo)
     assert make("It broke.", why="So it goes.", hint="Mend it.").parts == ("It broke.", "So it goes.", "Mend it.")
+
+
+def test_a_bug_says_that_it_is_one(tmp_path: Path) -> None:
+    code = "import sys, optimizer.report.journal_view as view\ndef broken(*_): raise ZeroDivisionError('oh')\nview.study_rows = broken\nfrom optimizer.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "--runs", str(tmp_path), "studies", "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" in done.stderr and "optimize: ZeroDivisionError: oh. This is a bug." in done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "OptimizerError" and error["why"] in done.stderr and error["hint"] in done.stderr

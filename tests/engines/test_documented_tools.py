@@ -14,7 +14,7 @@ from .conftest import REPOSITORY, Launch
 
 BIN = REPOSITORY / ".engines"
 # Where each tool is installed here, and how it starts there.
-STARTS = {"vllm": (BIN / "vllm/bin/vllm", "bench serve"), "guidellm": (BIN / "tools/bin/guidellm", "run"), "aiperf": (BIN / "tools/bin/aiperf", "profile")}
+STARTS = {"vllm": (BIN / "vllm/bin/python", str(Path(__file__).with_name("vllm_bench.py"))), "guidellm": (BIN / "tools/bin/guidellm", "run"), "aiperf": (BIN / "tools/bin/aiperf", "profile")}
 WITH = [
     words
     for line in re.findall(r"^\$ (optimize bench .*--with .*)$", (REPOSITORY / "docs/bench.md").read_text(encoding="utf-8"), re.MULTILINE)
