@@ -26,9 +26,11 @@ from typing import Any, NamedTuple
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.crash.test_kill_and_resume import finished, kill_at_random, killed, random_gaps  # noqa: E402
+from tests.crash.test_kill_and_resume import MET, finished, kill_at_random, killed, random_gaps  # noqa: E402
 from tests.e2e.fastbox import FastBox, check_ledger, entries, wait_until  # noqa: E402
 from tests.e2e.pdbox import NAMES, PDBox  # noqa: E402
+from tests.e2e.sshbox import SshBox  # noqa: E402
+from tests.ssh.conftest import Sshd  # noqa: E402
 
 
 class Case(NamedTuple):
@@ -104,6 +106,38 @@ def signalled(box: FastBox, phase: str, how: str) -> None:
     check_ledger(box, "signalled")
     assert entries(box.runs / "signalled")[-1].kind == "closed"
     assert box("replay", "signalled", "--verify", "--json").json["identical"]
+
+
+# ---- the box's sshd killed ------------------------------------------------------------------------------------------------
+
+
+def sshd_killed(box: FastBox, phase: str) -> None:
+    """With all its sessions, by SIGKILL; a second later another one listens. The study ends as if it had held."""
+    name, count = PHASES[phase].split(":")
+    trace, folder = box.folder / "trace", box.folder / "sshd"
+    trace.write_text("")
+    folder.mkdir()
+    server = Sshd(folder)
+    server.start(**box.env)
+    there = SshBox(box, server.user, server.port, server.key_file, server.known_hosts)
+    try:
+        process = box.start(*there.study("link", "--finish", "restore"), **{**there.env, "OPTIMIZER_CRASH_TRACE": str(trace)})
+
+        def reached() -> bool:
+            assert process.poll() is None, f"it ended before: {box.told(process)}"
+            return trace.read_text().split().count(name) >= int(count)
+
+        wait_until(reached, 120, phase)
+        server.stop()
+        time.sleep(1.0)
+        server.start(**box.env)
+        done = box.finish(process)
+        assert done.decision == MET, done.err
+        box.assert_clean()
+        check_ledger(box, "link")
+        assert there("replay", "link", "--verify", "--json").json["identical"]
+    finally:
+        server.stop()
 
 
 # ---- the coordinator killed, and never back -------------------------------------------------------------------------------
@@ -258,6 +292,7 @@ def families(first: int, count: int) -> dict[str, list[Case]]:
         "gone": [
             Case(f"killed at: {phase}, {'an original' if owned else 'none'}", on_a_box(gone, phase, owned)) for phase in PHASES for owned in (True, False)
         ],
+        "sshd": [Case(f"killed at: {phase}", on_a_box(sshd_killed, phase)) for phase in PHASES],
         "hangs": [
             *(Case(f"{role} hangs in the window", on_a_box(role_hangs, role, made=PDBox)) for role in NAMES),
             *(Case(f"{role} hangs before it is ready", on_a_box(role_hangs_starting, role, made=Impatient)) for role in NAMES),
