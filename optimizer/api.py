@@ -21,12 +21,29 @@ from optimizer.wiring import Options as Options
 from optimizer.wiring import Roots
 
 Document = dict[str, Any]
+A_HOST, A_TARGET, A_STUDY = 'a name such as "box" or "localhost"', 'text such as "1000tps@16" or a list of it', "a study's name"
 
 
 def _roots(runs: str | Path, knowledge: str | Path | None = None) -> Roots:
     """Where ``OPTIMIZE_STORE`` names a database, the journals are there, as for the command."""
     url = os.environ.get(VARIABLE)
     return Roots(runs=Path(runs), knowledge=Path(knowledge) if knowledge is not None else None, store=database(url) if url else None)
+
+
+def _called(function: str, **given: tuple[object, type | tuple[type, ...], str]) -> None:
+    """Raises UsageError for an argument of another kind than is taken (name: value, types, in words)."""
+    for name, (value, kinds, words) in given.items():
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise UsageError(f"optimizer.{function}: {name} is {words}, not {value!r}.", hint="docs/ecosystem.md has the functions with their arguments.")
+
+
+def _outside_a_loop(function: str) -> None:
+    """Raises UsageError where a loop runs already: this function needs one of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError(f"optimizer.{function} was called inside a running event loop.", hint=f"Call it in a thread: await asyncio.to_thread(optimizer.{function}, …)")
 
 
 def _options(host: str, target: str | Sequence[str], options: Options | None) -> Options:
@@ -38,6 +55,8 @@ def run(host: str, target: str | Sequence[str], *, options: Options | None = Non
     """A whole study. Without ``Options(host, yes=True)`` a server that runs there is not stopped: then UsageError."""
     from optimizer.wiring.observing import observed
 
+    _called("run", host=(host, str, A_HOST), target=(target, (str, Sequence), A_TARGET))
+    _outside_a_loop("run")
     roots = _roots(runs)
     with observed(None, roots.place) as watch:
         state, plan, _ = asyncio.run(wiring.run_study(_options(host, target, options), roots, watch=watch))
@@ -48,6 +67,8 @@ def resume(study: str, *, runs: str | Path = "runs", adopt_knowledge: bool = Fal
     """Goes on with an interrupted study and returns its result."""
     from optimizer.wiring.observing import observed
 
+    _called("resume", study=(study, str, A_STUDY))
+    _outside_a_loop("resume")
     roots = _roots(runs)
     place = roots.study(study)
     with observed(None, lambda _: place) as watch:
@@ -59,14 +80,19 @@ def plan(host: str, target: str | Sequence[str] = (), *, options: Options | None
     """What ``run`` would do; reads only."""
     from optimizer.wiring.planning import plan_study
 
+    _called("plan", host=(host, str, A_HOST), target=(target, (str, Sequence), A_TARGET))
+    _outside_a_loop("plan")
     return asyncio.run(plan_study(_options(host, target, options), _roots(runs)))
 
 
-def diagnose(host: str | None = None, evidence: Sequence[str | Path] = (), *, port: int | None = None, engine: str | None = None) -> Document:
+def diagnose(host: str | None = None, evidence: str | Path | Sequence[str | Path] = (), *, port: int | None = None, engine: str | None = None) -> Document:
     """Ranked causes of a live server, or of one bundle of evidence (a second one is the baseline of the comparison); reads only."""
+    evidence = (evidence,) if isinstance(evidence, str | Path) else evidence
+    _called("diagnose", host=("" if host is None else host, str, A_HOST), evidence=(evidence, Sequence, "a path or a list of one or two"))
     if (host is None) == (not evidence):
         raise UsageError("Give either a host or evidence.", hint='Example: diagnose("localhost")')
     if host is not None:
+        _outside_a_loop("diagnose")
         found = asyncio.run(wiring.diagnose_host(host, _roots("runs"), port=port, engine=engine))
     else:
         found = wiring.diagnose_bundle([Path(path) for path in evidence], _roots("runs"))
@@ -78,6 +104,8 @@ def doctor(host: str, *, options: Options | None = None, runs: str | Path = "run
     """What would go wrong on a box; reads only, and a box that cannot be reached is a finding, no error."""
     from optimizer.wiring.examining import examine_host
 
+    _called("doctor", host=(host, str, A_HOST))
+    _outside_a_loop("doctor")
     return asyncio.run(examine_host(_options(host, (), options), _roots(runs)))
 
 
@@ -92,6 +120,7 @@ def story(study: str, *, hypothesis: str | None = None, runs: str | Path = "runs
     """The journal: every entry with its sentence and its body."""
     from optimizer.report.journal_view import journal_document
 
+    _called("story", study=(study, str, A_STUDY))
     return journal_document(_roots(runs).study(study), hypothesis=hypothesis)
 
 
@@ -99,6 +128,7 @@ def why(study: str, what: int | str, *, runs: str | Path = "runs") -> Document:
     """One entry (its number) with everything that led to it, or why a setting (its name) was set."""
     from optimizer.wiring.asking import why as answer
 
+    _called("why", study=(study, str, A_STUDY), what=(what, (int, str), "an entry's number or a setting's name"))
     return answer(study, what, _roots(runs))
 
 
@@ -106,6 +136,7 @@ def why_not(study: str, setting: str, *, runs: str | Path = "runs") -> Document:
     """What ruled a setting in or out, or what its test would cost."""
     from optimizer.wiring.asking import why_not as answer
 
+    _called("why_not", study=(study, str, A_STUDY), setting=(setting, str, "a setting or a cause, as text"))
     return answer(study, setting, _roots(runs))
 
 
@@ -113,6 +144,9 @@ def replay(study: str, *, verify: bool = True, runs: str | Path = "runs") -> Doc
     """Every decision of a study recomputed and compared with the recorded one."""
     from optimizer.wiring.replaying import replay_study
 
+    _called("replay", study=(study, str, A_STUDY))
+    if not verify:
+        _outside_a_loop("replay")
     return replay_study(study, _roots(runs), verify=verify, until=None)
 
 

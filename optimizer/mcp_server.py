@@ -38,7 +38,8 @@ class Server(MCPServer[Any]):
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None) -> Any:
         known = {tool.name: tool.input_schema for tool in await self.list_tools()}
         if name not in known:
-            raise ToolError(f"There is no tool {name!r}.\n{UsageError.matters}\nThere are: {', '.join(known)}.")
+            guarded = " `optimize mcp --allow-run` offers it, if the person who starts the server wants that." if name == "run" else ""
+            raise ToolError(f"There is no tool {name!r}.{guarded}\n{UsageError.matters}\nThere are: {', '.join(known)}.")
         takes = known[name].get("properties", {})
         wrong = [f"{key} is none of its arguments" for key in arguments if key not in takes]
         try:

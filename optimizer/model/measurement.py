@@ -31,7 +31,7 @@ class ValidityCode(StrEnum):
 
 
 ADVICE: dict[ValidityCode, str] = {
-    ValidityCode.ERRORS: "Failed requests are fast requests; read the server log for their cause.",
+    ValidityCode.ERRORS: "Requests that failed say nothing about speed; the server's log, or what the tool said, has their cause.",
     ValidityCode.WRONG_SERVER: "Another server answers on this port; free the port.",
     ValidityCode.FOREIGN_TRAFFIC: "Someone else sends requests to this server; keep it to this study while it is measured.",
     ValidityCode.CLIENT_BOUND: "The load generator was the limit; give it its own cores or another host.",

@@ -198,8 +198,9 @@ class Bench:
     async def _by_tool(self, tool: ToolRunner, workload: Workload, load: float) -> LoadPoint:
         run = salt_of(self.name, len(self.points))
         work = work_of(workload, load, self.served.url, self.served.model, tool.tokenizer, tool.requests, run)
-        self.report(f"{tool.tool.name}: {work.requests} requests, {'rate' if self.open_loop else 'concurrency'} {load:g}")
-        return await tool.measure(work)
+        head = f"{tool.tool.name}: {work.requests} requests, {'rate' if self.open_loop else 'concurrency'} {load:g}"
+        self.report(head)
+        return await tool.measure(work, lambda news: self.report(f"{head}, {news}"))
 
     def _keep(self, load: float, point: LoadPoint) -> LoadPoint:
         self.points.append(point)

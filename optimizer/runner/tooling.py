@@ -8,8 +8,9 @@ import hashlib
 import os
 import signal
 import tempfile
+import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from optimizer.model.workload import Workload
 
 DEFAULT_REQUESTS, WAVES = 100, 10
 KEPT_BYTES = 4000  # of what it said, for the reason when it fails
+TELL_S = 5.0
 
 
 def requests_of(workload: Workload, load: float) -> int:
@@ -51,8 +53,9 @@ class ToolRunner:
     process: asyncio.subprocess.Process | None = None
     stopped: bool = False
 
-    async def measure(self, work: Work) -> LoadPoint:
-        """One load. Raises UsageError where the tool cannot be started; every other failure is an invalid point that says why."""
+    async def measure(self, work: Work, report: Callable[[str], None]) -> LoadPoint:
+        """One load. Raises UsageError where the tool cannot be started; every other failure is an invalid point that says why. ``report``
+        gets, every few seconds, how long it runs and what it said last: a tool that hangs looks like one that works."""
         with tempfile.TemporaryDirectory(prefix="optimize-tool-") as name:
             folder = Path(name)
             asked = replace(work, folder=folder / "results")
@@ -66,10 +69,19 @@ class ToolRunner:
                 raise UsageError(
                     f"{self.tool.name} cannot be started: {' '.join(self.program)}: {error.strerror}.",
                     why="Nothing was measured.",
-                    hint="Install it where it is found, or say how it starts: --with-command '/venv/bin/vllm bench serve'",
+                    hint=f"Install it where it is found, or say how it starts: --with-command '/venv/bin/{' '.join(self.tool.program)}'",
                 ) from error
             self.process, said, why = process, b"", ""
             assert process.stdout is not None
+
+            async def tell() -> None:
+                began = time.monotonic()
+                while True:
+                    await asyncio.sleep(TELL_S)
+                    last = self._without_secrets(_last_line(said))
+                    report(f"{time.monotonic() - began:.0f} s of at most {self.limit_s:.0f} s{f'; it says: {last}' if last else ', and it has said nothing yet'}")
+
+            telling = asyncio.ensure_future(tell())
             try:
                 async with asyncio.timeout(self.limit_s):
                     while data := await process.stdout.read(1 << 16):
@@ -78,6 +90,7 @@ class ToolRunner:
             except TimeoutError:
                 why = f"it did not end within {self.limit_s:.0f} s"
             finally:
+                telling.cancel()
                 if process.returncode is None:
                     self._kill(process)
                     await process.wait()
@@ -89,11 +102,13 @@ class ToolRunner:
                     raise ValueError(why)
                 return load_point(self.tool.read(asked.folder, asked), asked, self.tool)
             except (OSError, ValueError, LookupError, TypeError) as error:
-                lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-                told = f"exit {process.returncode}, {type(error).__name__}: {error}; it said: {lines[-1][-300:] if lines else 'nothing'}"
-                for secret in self.env.values():
-                    told = told.replace(secret, "<the API key>")
-                return no_result(told, asked, self.tool)
+                told = f"exit {process.returncode}, {type(error).__name__}: {error}; it said: {_last_line(said) or 'nothing'}"
+                return no_result(self._without_secrets(told), asked, self.tool)
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in self.env.values():
+            text = text.replace(secret, "<the API key>")
+        return text
 
     def _kill(self, process: asyncio.subprocess.Process) -> None:
         """The session that was started for it, with whatever it started itself."""
@@ -104,3 +119,8 @@ class ToolRunner:
         self.stopped = True
         if self.process is not None and self.process.returncode is None:
             self._kill(self.process)
+
+
+def _last_line(said: bytes) -> str:
+    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1][-300:] if lines else ""

@@ -12,9 +12,9 @@ import pytest
 
 from .conftest import REPOSITORY, Launch
 
-BIN = REPOSITORY / ".engines"
+CLIENTS = REPOSITORY / ".clients"
 # Where each tool is installed here, and how it starts there.
-STARTS = {"vllm": (BIN / "vllm/bin/python", str(Path(__file__).with_name("vllm_bench.py"))), "guidellm": (BIN / "tools/bin/guidellm", "run"), "aiperf": (BIN / "tools/bin/aiperf", "profile")}
+STARTS = {"vllm": (REPOSITORY / ".engines/vllm/bin/python", str(Path(__file__).with_name("vllm_bench.py"))), "guidellm": (CLIENTS / "guidellm/bin/guidellm", "run"), "aiperf": (CLIENTS / "aiperf/bin/aiperf", "profile")}
 WITH = [
     words
     for line in re.findall(r"^\$ (optimize bench .*--with .*)$", (REPOSITORY / "docs/bench.md").read_text(encoding="utf-8"), re.MULTILINE)

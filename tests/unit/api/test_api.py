@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,32 @@ def test_what_is_wrong_is_an_error_of_the_library(runs: Path) -> None:
         optimizer.story("nope", runs=runs)
     with pytest.raises(OptimizerError):
         optimizer.run("sim:nope", "1000tps", runs=runs)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: optimizer.run(None, "x"), "optimizer.run: host is a name"),  # type: ignore[arg-type]
+        (lambda: optimizer.plan("sim:h200-7b", 100), "optimizer.plan: target is text"),  # type: ignore[arg-type]
+        (lambda: optimizer.why("real", None), "optimizer.why: what is an entry's number"),  # type: ignore[arg-type]
+        (lambda: optimizer.why_not("real", 3), "optimizer.why_not: setting is"),  # type: ignore[arg-type]
+        (lambda: optimizer.diagnose(evidence=3), "optimizer.diagnose: evidence is"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_argument_of_another_kind_is_named(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        call()
+
+
+def test_evidence_may_be_one_path() -> None:
+    assert optimizer.diagnose(evidence=CASE)["hypotheses"] == optimizer.diagnose(evidence=[str(CASE)])["hypotheses"]
+
+
+async def test_inside_a_running_loop_it_says_how_to_call_it(runs: Path) -> None:
+    with pytest.raises(UsageError, match=r"running event loop") as error:
+        optimizer.plan("sim:h200-7b", runs=runs)
+    assert "asyncio.to_thread(optimizer.plan" in error.value.hint
+    assert optimizer.story("real", runs=runs)["entries"]  # it needs no loop
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@ tools (vLLM 0.32, SGLang 0.5.23, guidellm 0.8.1, aiperf 0.13) against a null ser
 32 tokens, four at a time. Lists of single requests and unread groups were cut out of them."""
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -17,6 +18,7 @@ from optimizer.bench.tools.registry import TOOLS
 from optimizer.cli import benching, main
 from optimizer.model.measurement import LoadPoint, ValidityCode
 from optimizer.model.workload import Workload
+from optimizer.runner import tooling
 
 FILES = {"vllm": "result.json", "sglang": "result.jsonl", "guidellm": "result.json", "aiperf": "profile_export_aiperf.json"}
 RECORDED = Path(__file__).parent / "tools"
@@ -123,6 +125,14 @@ def test_our_own_measurement_in_each_form(null_server: Any, tmp_path: Path) -> N
         stated = TOOLS[name].read(tmp_path, work(tmp_path))
         assert (stated.completed, stated.output_tokens) == (point["requests_ok"], point["output_tokens"])
         assert stated.output_tps == pytest.approx(point["metrics"]["output_tokens_per_s"])
+
+
+async def test_a_tool_that_takes_its_time_is_told_from_one_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tooling, "TELL_S", 0.1)
+    said: list[str] = []
+    program = (sys.executable, "-c", "print('round 1, key sk-canary', flush=True); import time; time.sleep(0.9)")
+    point = await tooling.ToolRunner(TOOLS["vllm"], program, {"KEY": "sk-canary"}, 30.0).measure(work(tmp_path), said.append)
+    assert not point.metrics and re.fullmatch(r"\d+ s of at most 30 s; it says: round 1, key <the API key>", said[-1]), said
 
 
 @pytest.mark.parametrize(
