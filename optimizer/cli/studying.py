@@ -60,7 +60,7 @@ def study_options(command: Any) -> Any:
         click.option("--sampler", type=click.Choice(["gp", "tpe"]), default="gp", show_default=True,
                      help="Who proposes points of a space whose hypothesis paid off: a Gaussian process or Optuna's TPE."),
         click.option("--tradeoff", metavar="METRIC", default="",
-                     help="Also search the front of throughput against this latency (tpot_p50_ms, ttft_p99_ms …) with the launches that are left."),
+                     help="Also search the front of throughput against this latency (tpot_p50_ms, ttft_p99_ms …) with the launches that are left; its points come from Optuna's TPE, whatever --sampler."),
         click.option("--policy", type=click.Choice(["evidence", "tpe", "random"]), default="evidence", show_default=True,
                      help="Who decides what is launched. Others than evidence are control arms: every launch is a point of the whole space, and all are spent."),
         click.option("--params", metavar="A,B,…", default="", help="Of a control arm: the parameters that it may move (default: all that this build offers)."),
