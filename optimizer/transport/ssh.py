@@ -95,12 +95,25 @@ class SSHTransport:
     async def connect(self) -> None:
         """Connects and finds a Python, or raises HostUnknown, HostKeyChanged, AuthRefused, PythonMissing or
         LinkLost."""
+        await self._connected()
+
+    async def _connected(self) -> tuple[asyncssh.SSHClientConnection, str]:
+        """The connection and its Python. Calls run side by side: each goes on with the connection that it was given here, since another
+        one may find it dead and drop it at any time."""
         async with self._connecting:
             if self._connection is None or self._connection.is_closed():
                 self._forwards.clear()
                 self._connection = await self._dial()
+            connection = self._connection
             if self._python is None:
-                self._python = await self._find_python(self._connection)
+                self._python = await self._find_python(connection)
+            return connection, self._python
+
+    def _drop(self, connection: asyncssh.SSHClientConnection) -> None:
+        """This one is of no more use. One that was made in its place meanwhile stays."""
+        connection.abort()
+        if self._connection is connection:
+            self._connection = None
 
     async def _dial(self) -> asyncssh.SSHClientConnection:
         try:
@@ -197,14 +210,12 @@ class SSHTransport:
         self, stdin: bytes, timeout_s: float, on_stdout: Callable[[bytes], None] | None = None
     ) -> CommandResult:
         for last_try in (False, True):
-            await self.connect()
-            assert self._connection is not None and self._python is not None
+            connection, python = await self._connected()
             try:
-                return await self._execute(self._connection, command(self._python, self._prefix), stdin, timeout_s, on_stdout)
+                return await self._execute(connection, command(python, self._prefix), stdin, timeout_s, on_stdout)
             except _NotStarted as error:
                 # The command has read nothing, so it has done nothing: a connection that died while idle is made again.
-                self._connection.abort()
-                self._connection = None
+                self._drop(connection)
                 if last_try:
                     raise LinkLost(
                         f"{self.name} does not start commands any more: {error}",
@@ -265,8 +276,7 @@ class SSHTransport:
         return CommandResult(exit_code, bytes(collected), bytes(errors), timed_out)
 
     async def forward(self, port: int) -> tuple[str, int]:
-        await self.connect()
-        assert self._connection is not None
+        connection, _ = await self._connected()
         if self._prefix:
             if port not in self._relays:
                 relay = Relay(self._stream, port)
@@ -274,17 +284,20 @@ class SSHTransport:
             return "127.0.0.1", self._relays[port][1]
         if port not in self._forwards:
             try:
-                self._forwards[port] = await self._connection.forward_local_port("127.0.0.1", 0, "127.0.0.1", port)
+                listener = await connection.forward_local_port("127.0.0.1", 0, "127.0.0.1", port)
             except (OSError, asyncssh.Error) as error:
                 raise LinkLost(f"No port could be forwarded to {self.name}: {error}") from error
+            if self._connection is not connection:  # dropped meanwhile: what listens here leads nowhere
+                listener.close()
+                raise LinkLost(f"The connection to {self.name} was lost while a port was forwarded.")
+            self._forwards[port] = listener
         return "127.0.0.1", int(self._forwards[port].get_port())
 
     async def _stream(self) -> Stream:
         """A run of the constant command whose input stays open: for the relay."""
-        await self.connect()
-        assert self._connection is not None and self._python is not None
+        connection, python = await self._connected()
         try:
-            process = await _open(self._connection, command(self._python, self._prefix))
+            process = await _open(connection, command(python, self._prefix))
         except _NotStarted as error:
             raise ConnectionError(str(error)) from error
 

@@ -56,3 +56,26 @@ async def test_output_that_ends_with_its_channel_is_no_lost_link(server: Server)
     await asyncio.wait_for(ssh._end_with_channel(connection, process, [reading]), 10)
     assert reading.result() == b"done\n"
     await transport.close()
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.5])
+async def test_calls_that_find_one_connection_dead_go_on_over_one_new_one(server: Server, monkeypatch: pytest.MonkeyPatch, later_s: float) -> None:
+    """At the same moment, or one of them when the other has made the new one: it must neither trip over nor end that."""
+    transport = server.client()
+    await transport.connect()
+    first, real, waits = transport._connection, SSHTransport._execute, [0.0, later_s]
+
+    async def execute(connection: asyncssh.SSHClientConnection, *given: object) -> object:
+        if connection is first:
+            await asyncio.sleep(waits.pop(0))
+            raise ssh._NotStarted("the connection ended")
+        return await real(connection, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SSHTransport, "_execute", staticmethod(execute))
+    program = b"print('here')"
+    job = b"%d\n" % len(program) + program
+    done = await asyncio.wait_for(asyncio.gather(transport.run(job, 20), transport.run(job, 20)), 30)
+    assert [one.stdout for one in done] == [b"here\n"] * 2
+    second = transport._connection
+    assert first is not None and first.is_closed() and second is not None and second is not first and not second.is_closed()
+    await transport.close()
