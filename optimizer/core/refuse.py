@@ -96,6 +96,16 @@ def first_of_itself(changes: Mapping[str, Value], ground: Ground) -> Refusal | N
     return next(_by_param(changes, ground), None)
 
 
+def never_starts(name: str, value: Value, ground: Ground, open_settings: Collection[str]) -> str:
+    """Why the engine does not start with this value whatever the settings in ``open_settings`` are going to be; empty when that depends."""
+    after = _point({name: value}, ground)
+    point = canonical_settings(after, keep_none=False).values
+    view = Look(ground.evidence, _Partly(_PointView(point, ground, frozenset(after.values)), frozenset(open_settings) - {name}), ground.box or {})
+    now = Look(ground.evidence, _PointView(ground.now, ground, frozenset(ground.now)), ground.box or {})
+    rules = (rule for rule in _rules(ground, "start_error") if evaluate(rule.when, view) is True and evaluate(rule.when, now) is not True)
+    return next((rule.why for rule in rules), "")
+
+
 def screen(changes: Mapping[str, Value], ground: Ground, *, tried: Collection[str] = ()) -> Screened:
     """``changes`` without the parts that are refused; a value that the engine overrides is replaced by its own
     choice."""
@@ -368,6 +378,25 @@ class _PointView(Mapping[str, Value]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({*self._given, *(name for name in self._in_force if not self._is_dropped(name))}))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _Partly(Mapping[str, Value]):
+    """A point of which some settings are not known yet."""
+
+    def __init__(self, view: _PointView, unknown: frozenset[str]) -> None:
+        self._view, self._unknown = view, unknown
+
+    def __getitem__(self, name: str) -> Value:
+        return self._view[name]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.removeprefix(_GIVEN) not in self._unknown
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._view if name not in self._unknown)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 
 from optimizer.core.plan import Plan
+from optimizer.core.refuse import Ground, never_starts
 from optimizer.core.state import State
 from optimizer.core.whole_space import as_point, overlay, space_named, whole
 from optimizer.errors import UsageError
 from optimizer.knowledge.library import load_library
 from optimizer.knowledge.load import find_knowledge
 from optimizer.model.base import Value
+from optimizer.model.evidence import Evidence
+from optimizer.model.flags import FlagTable
 from optimizer.model.outcome import Done, Outcome
-from optimizer.model.space import ALONE, ARM, DeadSetting, Param, Space
+from optimizer.model.settings import Settings
+from optimizer.model.space import ALONE, ARM, Constraint, DeadSetting, Param, Space
 from optimizer.model.step import Launch, Measure, Propose, Step
 from optimizer.model.study import Budget
 from optimizer.report.prose import sentence
@@ -156,6 +160,19 @@ def test_with_every_parameter_of_the_product_points_are_launched_and_none_is_ask
     assert not any("cuda_graph_bs" in point for point in asked), "a list of its own is searched only where somebody has given one"
     left_out = [entry.body for entry in log.read() if entry.kind == "refused" and entry.body.get("about") == "part"]
     assert left_out and all(body["kind"] == "dead" for body in left_out)
+
+
+def test_a_value_that_never_starts_is_not_offered_and_one_that_depends_is() -> None:
+    rules = (
+        Constraint(id="T1", engine="sglang", effect="start_error", when={"setting": "given.attention_backend", "eq": "fa3"}, why="Not on this GPU.", source="test"),
+        Constraint(id="T2", engine="sglang", effect="start_error", source="test", why="No graphs with so many.",
+                   when={"all": [{"setting": "given.max_running_requests", "eq": 64}, {"setting": "given.disable_cuda_graph", "eq": False}]}),
+    )  # fmt: skip
+    ground = Ground(settings=Settings(values=GIVEN), evidence=Evidence(), flags=FlagTable(known=False), constraints=rules, spaces=PLAN.spaces)
+    searched = {param.name for space in PLAN.spaces for param in space.params}
+    assert never_starts("attention_backend", "fa3", ground, searched) == "Not on this GPU." and not never_starts("attention_backend", "triton", ground, searched)
+    assert not never_starts("max_running_requests", 64, ground, searched), "graphs are searched too"
+    assert not never_starts("max_running_requests", 64, ground, searched - {"disable_cuda_graph"}), "they are off, and stay so"
 
 
 def test_a_choice_left_alone_is_not_given_and_what_hangs_on_it_does_not_exist() -> None:
