@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from optimizer.core import checks, closing, economy, rank
@@ -320,11 +320,12 @@ def _checks(entries: Sequence[Entry], causes: set[str]) -> Iterator[dict[str, An
 
 def _cost(state: State, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Launches and minutes of a test here: of the predicted effect where one is predicted, else of an effect of unknown size."""
-    minutes = checks.launch_minutes(state)
+    measured = sum(len(arm.results) + len(arm.earlier) for arm in state.arms.values())
+    # A launch that was interrupted took less than one that is measured.
+    minutes = checks.launch_minutes(state if measured else replace(state, launches_baseline=0, launches_after=0))
     launches = [float(row["launches"]) for row in rows if row.get("launches")]
     expected = min(launches) if launches else economy.expected_launches(0.0)
-    measured = state.launches_baseline + state.launches_after
     return {
-        "launches": round(expected, 1), "minutes": round(expected * minutes, 1), "minutes_per_launch": round(minutes, 1), "measured_launches": measured,
+        "launches": round(expected, 1), "minutes": round(expected * minutes, 1), "minutes_per_launch": round(minutes, 1), "measured_launches": state.launches_baseline + state.launches_after if measured else 0,
         "predicted": bool(launches), "launches_left": closing.launches_left(state, reserve=0) if state.spec else None,
     }  # fmt: skip

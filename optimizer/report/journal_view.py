@@ -19,6 +19,7 @@ from optimizer.report.setting_view import setting_text
 # What a reader of the story can do without: the effect's announcement where its outcome says the same.
 ROUTINE_STEPS = {"await_ready", "stop", "secure", "calibrate", "observe"}
 FOLLOW_S = 0.5
+SETTLING = (EntryKind.JUDGED, EntryKind.PROMOTED, EntryKind.PRUNED, EntryKind.DEFERRED)
 
 
 def journal_text(folder: Place, *, why: int | str | None = None, hypothesis: str | None = None, everything: bool = False) -> str:
@@ -28,7 +29,8 @@ def journal_text(folder: Place, *, why: int | str | None = None, hypothesis: str
         return setting_text(why_set(entries, fold(entries), why))
     if why is not None:
         return why_text(entries, why)
-    shown = [entry for entry in entries if (everything or not _routine(entry)) and (hypothesis is None or _concerns(entry, hypothesis))]
+    wanted = _concerning(entries, hypothesis)
+    shown = [entry for entry in entries if (everything or not _routine(entry)) and entry.seq in wanted]
     if hypothesis is not None and not shown:
         raise UsageError(f"The study {folder.name} never mentions {hypothesis!r}.", hint=f"optimize journal {folder.name} lists what it does.")
     return "\n".join(line_of(entry) for entry in shown)
@@ -159,7 +161,8 @@ def journal_document(folder: Place, *, why: int | str | None = None, hypothesis:
         return setting_document(entries, why)
     if why is not None:
         return {"study": folder.name, "why": why, "text": why_text(entries, why)}
-    return {"study": folder.name, "entries": [entry_row(entry) for entry in entries if hypothesis is None or _concerns(entry, hypothesis)]}
+    wanted = _concerning(entries, hypothesis)
+    return {"study": folder.name, "entries": [entry_row(entry) for entry in entries if entry.seq in wanted]}
 
 
 def entry_row(entry: Entry) -> dict[str, Any]:
@@ -235,7 +238,16 @@ def _routine(entry: Entry) -> bool:
     return entry.kind == EntryKind.NOTE and "dead_checked" in entry.body
 
 
-def _concerns(entry: Entry, hypothesis: str) -> bool:
+def _concerning(entries: Sequence[Entry], hypothesis: str | None) -> set[int]:
+    """The entries that name a cause, and the verdicts on launches that were chosen for it beside others; all where none is asked for."""
+    if hypothesis is None:
+        return {entry.seq for entry in entries}
+    found = {entry.seq for entry in entries if _names(entry, hypothesis)}
+    tests = [(entry.body["hypothesis"], entry.body.get("changes")) for entry in entries if entry.kind == EntryKind.CHOSEN and entry.seq in found]
+    return found | {entry.seq for entry in entries if entry.kind in SETTLING and (entry.body.get("hypothesis"), entry.body.get("changes")) in tests}
+
+
+def _names(entry: Entry, hypothesis: str) -> bool:
     body = entry.body
     named = [*body.get("companions", ()), *body.get("cures", ()), *body.get("bundle", ()), *body.get("hypotheses", ())]
     return body.get("hypothesis") == hypothesis or any(hypothesis in ((item.get("id"), item.get("hypothesis")) if isinstance(item, dict) else (item,)) for item in named)

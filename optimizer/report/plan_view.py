@@ -34,7 +34,10 @@ def plan_text(found: Mapping[str, Any], columns: int | None = None) -> str:
     lines += [f"Dead         {changes_text(item['params'])}: {item['why']}" for item in found["refused"]]
     lines.append(f"Evidence     {found['facts']} facts read, {len(found['missing'])} missing")
     lines.append("Hypotheses   (before any measurement)")
-    lines += [f"  {row['score_db']:+6.1f} db  P {row['probability']:.2f}  {row['id']}" for row in found["hypotheses"][:8]]
+    known_good = ", ".join(item["name"] for item in found.get("prior_art", []) if item["used"])
+    for row in found["hypotheses"][:8]:
+        of = f" (what {known_good} was left with; --prior none leaves it out)" if row["id"] == "prior-art" and known_good else ""
+        lines.append(f"  {row['score_db']:+6.1f} db  P {row['probability']:.2f}  {row['id']}{of}")
     if known := [item for item in found.get("earlier_studies", []) if item["used"]]:
         lines.append("Starts from  launches of earlier studies: " + ", ".join(f"{item['name']} ({item['launches']})" for item in known) + "; --prior none leaves them out")
     lines += _durations(found)

@@ -223,7 +223,8 @@ class Progress:
             what, share = f"{what}: {self._startup.phase}", self._startup.share
         if share is None and usual:
             share = min(0.99, elapsed / usual)
-        expected = f", about {max(0.0, usual - elapsed):.0f} s to go, by {len(took)} earlier" if usual else ""
+        earlier = f"{len(took)} earlier" if usual else ""
+        expected = "" if not usual else f", about {usual - elapsed:.0f} s to go, by {earlier}" if elapsed < usual else f", longer than {earlier} (about {usual:.0f} s)"
         row = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=1.0, completed=share or 0.0, width=20) if share is not None else Text("")
         row.add_row(Text(f"{what}, {elapsed:.0f} s{expected}"), bar)

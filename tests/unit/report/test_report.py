@@ -253,6 +253,16 @@ def test_a_study_that_has_just_been_opened_has_a_report_too(document: dict[str, 
         assert "<h1>" in page
 
 
+def test_what_concerns_a_companion_includes_the_verdict_on_the_launch_of_both() -> None:
+    """Chosen and judged under the name of another cause, in one launch with it."""
+    with Journal.open(H200 / "journal.db", write=False) as journal:
+        chosen = next(entry for entry in journal.read() if entry.kind == "chosen" and entry.body.get("companions"))
+    name = chosen.body["companions"][0]["hypothesis"]
+    found = json.loads(CliRunner().invoke(main, ["journal", str(H200), "--hypothesis", name, "--json"]).stdout)["entries"]
+    kinds = {(row["kind"], row["body"].get("hypothesis")) for row in found}
+    assert {("chosen", chosen.body["hypothesis"]), ("judged", chosen.body["hypothesis"]), ("promoted", chosen.body["hypothesis"])} <= kinds
+
+
 def test_who_follows_a_journal_gets_every_entry_as_a_line_or_an_object() -> None:
     plain = CliRunner().invoke(main, ["journal", str(H200), "--follow"])
     rows = [json.loads(line) for line in CliRunner().invoke(main, ["journal", str(H200), "--follow", "--json"]).stdout.splitlines()]
