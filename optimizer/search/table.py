@@ -21,6 +21,7 @@ Point = Mapping[str, Value]
 
 _MORE = re.compile(r"tps|rps|qps|tput|throughput|goodput|per_s|per_sec|/s\b|tok_s|intvty|interactiv|hit_rate|flops|bandwidth|accept")
 _LESS = re.compile(r"ttft|tpot|itl|latency|e2el|delay|(^|_)(ms|us|ns|s|sec|seconds|minutes)$|duration|time|error|cost|loss|power|joule|energy|rejected|preempt")
+_TAKES_TIME = re.compile(r"ttft|tpot|itl|latency|e2el|(^|_)(ms|us|ns|s|sec|seconds|minutes)$|duration")
 _SPEED_OF_ONE = re.compile(r"intvty|interactiv|per_user")
 _PER_GPU = re.compile(r"per_(gpu|device|accelerator)")
 _Member = tuple[dict[str, Value], float, Mapping[str, str]]
@@ -56,8 +57,8 @@ class Table:
         """How much of the best a value is: 1 for the best, 0.95 for 5 % less throughput or 1/0.95 of the latency."""
         best = self.best if best is None else best
         if self.direction == "max":
-            return value / best if best > 0 else 1.0 - (best - value) / max(abs(best), 1e-12)
-        return best / value if value > 0 and best > 0 else 1.0 - (value - best) / max(abs(best), 1e-12)
+            return value / best if best > 0 else 1.0 - (best - value) / max(abs(best), *(abs(one) for one in self.values), 1e-12)
+        return best / value if value > 0 and best > 0 else 1.0 - (value - best) / max(abs(best), *(abs(one) for one in self.values), 1e-12)
 
     def gains(self) -> tuple[tuple[float, ...], ...]:
         """Every result as ln, oriented so that more is better; where some are not positive, in shares of the largest."""
@@ -123,6 +124,9 @@ def read_tables(
         if value is None:
             what = "no value" if not (row.get(objective) or "").strip() else "text instead of a number"
             leave(number, f"{objective} holds {what}")
+            continue
+        if value <= 0 and _TAKES_TIME.search(objective.lower()) and not _MORE.search(objective.lower()):
+            leave(number, f"{objective} is not above 0, which no run that worked gives")  # a failed run that somebody wrote down as the fastest
             continue
         point: dict[str, Value] = {}
         wrong = next((why for name in params if (why := _cell(point, name, kinds[name], row.get(name) or ""))), None)

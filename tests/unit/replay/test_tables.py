@@ -200,6 +200,14 @@ def test_ten_thousand_steps_a_second_and_thousands_of_seeds() -> None:
         assert best > 10_000, (name, best)
 
 
+def test_a_failed_run_that_was_written_down_as_the_fastest_does_not_win() -> None:
+    found = read_tables("tp,latency_ms\n1,10\n2,8\n4,0\n8,-1\n", ["tp"], "latency_ms")
+    assert found.tables[0].best == 8.0 and found.tables[0].share(10.0) == pytest.approx(0.8)
+    assert found.left_out == {"latency_ms is not above 0, which no run that worked gives": 2} and "line 4" in found.examples.values()
+    odd = read_tables("tp,loss\n1,10\n2,-5\n4,0\n", ["tp"], "loss").tables[0]
+    assert odd.best == -5.0 and all(-1.0 <= odd.share(value) <= 1.0 for value in odd.values), "a loss may be below 0, and shares stay sane"
+
+
 def test_random_needs_what_chance_says_and_its_error_is_printed() -> None:
     """Of N distinct configurations of which K are good enough, a random order needs (N + 1) / (K + 1) launches on average."""
     table = read_tables(grid(), ["tp", "max-num-seqs"], "output_tps").tables[0]
