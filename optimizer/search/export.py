@@ -12,6 +12,8 @@ from optimizer.model.base import Value
 from optimizer.model.canonical import canonical_json
 from optimizer.search.optuna_door import load
 
+NOT_GIVEN = "(not given)"
+
 
 @dataclass(frozen=True)
 class ExportedTrial:
@@ -47,7 +49,9 @@ def export(
         study.set_metric_names([metric, *([second] if second else [])])
         for key, value in notes.items():
             study.set_user_attr(key, value)
-        choices = _choices(trials)
+        choices, same = _choices(trials)
+        if same:
+            study.set_user_attr("the same in every launch", same)
         for trial in trials:
             study.add_trial(_frozen(trial, choices, optuna, second))
         if hasattr(storage, "remove_session"):
@@ -55,13 +59,17 @@ def export(
     return len(trials)
 
 
-def _choices(trials: Sequence[ExportedTrial]) -> dict[str, tuple[Any, ...]]:
-    """Every parameter as a choice of what was launched; lists and objects as their JSON."""
+def _choices(trials: Sequence[ExportedTrial]) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
+    """Every parameter that differs between launches as a choice of what was launched, lists and objects as their JSON, and the others. A
+    launch without a parameter has one that is not given: the dashboard compares only what every trial has."""
+    every = dict.fromkeys(name for trial in trials for name in trial.params)
     found: dict[str, dict[str, Any]] = {}
-    for trial in trials:
-        for name, value in trial.params.items():
+    for name in every:
+        for trial in trials:
+            value = trial.params.get(name, NOT_GIVEN)
             found.setdefault(name, {})[canonical_json(value)] = _plain(value)
-    return {name: tuple(value for _, value in sorted(values.items())) for name, values in found.items()}
+    varied = {name: tuple(value for _, value in sorted(values.items())) for name, values in found.items() if len(values) > 1}
+    return varied, {name: next(iter(values.values())) for name, values in found.items() if len(values) == 1}
 
 
 def _frozen(trial: ExportedTrial, choices: Mapping[str, tuple[Any, ...]], optuna: Any, second: str) -> Any:
@@ -71,8 +79,8 @@ def _frozen(trial: ExportedTrial, choices: Mapping[str, tuple[Any, ...]], optuna
     made = optuna.trial.create_trial(
         state=state.FAIL if None in values else state.COMPLETE,
         values=None if None in values else values,
-        params={name: _plain(value) for name, value in trial.params.items()},
-        distributions={name: optuna.distributions.CategoricalDistribution(choices[name]) for name in trial.params},
+        params={name: _plain(trial.params.get(name, NOT_GIVEN)) for name in choices},
+        distributions={name: optuna.distributions.CategoricalDistribution(known) for name, known in choices.items()},
         user_attrs={**dict(trial.notes), **({"why": failed} if failed else {})},
     )
     if trial.started is not None:

@@ -23,9 +23,19 @@ def test_failed_launches_keep_their_reason_and_values_of_any_kind_survive(tmp_pa
     assert export(url, "s", "output_tokens_per_s", "maximize", trials, {"target": "1000tps@32"}) == 3
     study = optuna.load_study(study_name="s", storage=url)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
-    assert study.best_value == 150.0 and study.best_params == {"tp": 4, "eager": True}
+    assert study.best_value == 150.0 and study.best_params == {"tp": 4, "sizes": "(not given)", "eager": True}
     assert study.trials[0].params["sizes"] == "[1,2,4]" and study.trials[1].user_attrs["why"] == "oom_kv: no room"
     assert study.user_attrs["target"] == "1000tps@32" and study.metric_names == ["output_tokens_per_s"]
+
+
+def test_what_never_differs_is_told_once_and_what_was_taken_away_is_not_given(tmp_path: Path) -> None:
+    """The dashboard's importance is over the parameters that all trials share."""
+    url = f"sqlite:///{tmp_path / 'o.db'}"
+    trials = [ExportedTrial({"model_path": "m", "disable_cuda_graph": True}, 100.0), ExportedTrial({"model_path": "m"}, 300.0)]
+    export(url, "s", "output_tokens_per_s", "maximize", trials, {})
+    study = optuna.load_study(study_name="s", storage=url)
+    assert [trial.params for trial in study.trials] == [{"disable_cuda_graph": True}, {"disable_cuda_graph": "(not given)"}]
+    assert study.user_attrs["the same in every launch"] == {"model_path": "m"}
 
 
 def test_nothing_is_overwritten_and_a_password_is_not_shown(tmp_path: Path) -> None:
