@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.crash.test_kill_and_resume import MET, finished, kill_at_random, killed, random_gaps  # noqa: E402
+from tests.crash.test_kill_and_resume import MET, PROMOTED, finished, kill_at_random, killed, random_gaps  # noqa: E402
 from tests.e2e.fastbox import FastBox, check_ledger, entries, wait_until  # noqa: E402
 from tests.e2e.pdbox import NAMES, PDBox  # noqa: E402
 from tests.e2e.sshbox import SshBox  # noqa: E402
@@ -148,7 +148,11 @@ def gone(box: FastBox, phase: str, owned: bool) -> None:
     wait_until(lambda: not box.marked() and box.answers() == owned, 90, "the guard gives the box back")
     assert box.serving_argv() == ([box.argv] if owned else [])
     done = box("stop", "gone", "--json")
-    assert done.exit in (0, 5) and done.json["promoted"] == [], done.err
+    assert done.exit in (0, 5), done.err
+    # What it had found better by then is said, and that no fresh launch has confirmed it.
+    promoted = any(entry.kind == "promoted" for entry in entries(box.runs / "gone"))
+    assert done.json["promoted"] == (PROMOTED if promoted else []), done.out
+    assert phase == "close" or not (done.json.get("best") or {}).get("fresh_confirmation"), done.out
     left_as_found(box, owned)
     check_ledger(box, "gone")
 
