@@ -20,7 +20,7 @@ def _listed(texts: tuple[str, ...] | str) -> tuple[str, ...]:
 @click.command()
 @click.argument("study", required=False, shell_complete=study_names)
 @click.option("--verify", is_flag=True, help="Recompute every decision and compare it with the recorded one.")
-@click.option("--until", type=int, help="Replay only up to this entry.")
+@click.option("--until", type=click.IntRange(1), help="Replay only up to this entry.")
 @click.option("--policy", metavar="NAME|FILE", help="Let another policy choose among what was measured: evidence, tpe, gp, random, or a JSON list of changes.")
 @click.option("--from", "start", help="With --policy: the launch to start from. Default: the baseline.")
 @click.option("--concurrency", type=click.IntRange(1), help="With --policy on a folder of recorded launches: the load that counts.")
@@ -50,6 +50,8 @@ def replay(
     json_wanted = wants_json(ctx, as_json)
     if (study is None) == (table is None):
         raise UsageError("Name either a study or a --table.", hint="optimize replay STUDY, or optimize replay --table FILE.csv --params a,b --objective c")
+    if policy is not None and (verify or until is not None):
+        raise UsageError("--policy lets another policy choose; --verify and --until recompute what was decided.", hint="Give one of them.")
     if table is not None:
         if not params or not objective:
             raise UsageError("--table needs --params and --objective.", hint="--params tp,max_num_seqs --objective output_tps")

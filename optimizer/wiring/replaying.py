@@ -41,12 +41,15 @@ def _verified(folder: Place, until: int | None) -> dict[str, Any]:
     found = verify_entries(entries, plan_at)
     wrong = [{"seq": item.seq, "kind": item.kind, "recorded": item.recorded, "recomputed": item.recomputed} for item in found.mismatches]
     text = f"{folder.name}: {found.decisions} decisions in {found.entries} entries recomputed, {len(wrong)} differ."
+    ended = bool(until) or any(entry.kind == EntryKind.CLOSED for entry in entries)
+    if not ended:
+        text += " It has no closing entry: the study has not ended, or the end of the record was taken off, which a chain cannot show."
     for item in found.mismatches[:3]:
         where, recorded, recomputed = first_difference(item.recorded, item.recomputed)
         text += f"\n  entry {item.seq} ({item.kind}), first in {where}\n    recorded   {recorded}\n    recomputed {recomputed}"
     if wrong and (made := _made_by(entries)):
         text += f"\n{made}"
-    return {"study": folder.name, "entries": found.entries, "decisions": found.decisions, "mismatches": wrong, "identical": not wrong, "text": text}
+    return {"study": folder.name, "entries": found.entries, "decisions": found.decisions, "mismatches": wrong, "identical": not wrong, "ended": ended, "text": text}
 
 
 def _made_by(entries: Sequence[Entry]) -> str:

@@ -103,7 +103,11 @@ def _filtered(text: str, where: Sequence[str], file: str) -> str:
     kept = io.StringIO(newline="")
     writer = csv.DictWriter(kept, header, extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(row for row in reader if all((row.get(name) or "").strip() == value for name, value in wanted.items()))
+    rows = [row for row in reader if all((row.get(name) or "").strip() == value for name, value in wanted.items())]
+    if not rows:
+        asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
+        raise UsageError(f"No row of {file} has {asked}.", hint="--where selects rows by the text of a cell; nothing after = selects empty ones.")
+    writer.writerows(rows)
     return kept.getvalue()
 
 
