@@ -42,6 +42,7 @@ SHAPE_KEYS = (
 
 
 LIKELY = 0.5  # probability
+SUSPECTED = 0.25
 KERNEL_SHARE = 0.1  # of a decode step: a kernel writer's day should be worth it
 
 
@@ -211,7 +212,10 @@ def _hand_over(state: State, lost: Sequence[Mapping[str, Any]]) -> dict[str, Any
     handed = [dict(item) for item in state.refusals if item.get("kind") == "hand_over"]
     kernel = next((part for part in lost if part["bucket"] == "kernel" and part["share"] >= KERNEL_SHARE), None)
     if not handed and kernel is not None:
-        handed = [{"hypothesis": "kernel", "why": f"{100 * kernel['share']:.1f} % of a decode step ({kernel['basis']}): {kernel['why']}. No single kernel is suspected."}]
+        share = f"{100 * kernel['share']:.1f} % of a decode step ({kernel['basis']}): {kernel['why']}"
+        suspects = [row for row in state.ranked if row.get("family") == "kernel" and row["probability"] >= SUSPECTED]
+        handed = [{"hypothesis": row["id"], "why": f"{share}. Suspected with probability {row['probability']:.2f}, by the evidence below."} for row in suspects]
+        handed = handed or [{"hypothesis": "kernel", "why": f"{share}. No single kernel is suspected."}]
     if not handed:
         return None
     names = [item["hypothesis"] for item in handed]
