@@ -81,7 +81,7 @@ OF_THE_LOOP: dict[str, tuple[Edit, ...]] = {
     "effect first": ((f"                {INTENT}\n", ""), ('crash_point("loop.after_effect")', f'{INTENT}; crash_point("loop.after_effect")')),
     "done again instead of settled": (("stop.guard(executor.reconcile(step)", "stop.guard(executor.execute(step)"),),
     "redone under a new key": (("stop.guard(executor.reconcile(step)", "stop.guard(_given_up()"),
-                               ("def _is_short(", 'async def _given_up():\n    return Effect(Failed(cause="interrupted", message="died", retryable=True))\n\n\ndef _is_short(')),
+                               ("async def _settle(", 'async def _given_up():\n    return Effect(Failed(cause="interrupted", message="died", retryable=True))\n\n\nasync def _settle(')),
     "an outcome twice": (('    append("outcome",', '    append("note", {})\n    append("outcome",'),
                          ("key=step.key, blobs=effect.blobs)", 'key=step.key, blobs=effect.blobs)\n    append("outcome", {"step": step.kind, "outcome": effect.outcome.model_dump(mode="json")}, key=step.key)')),
     "an outcome without its key": (("key=step.key, blobs=effect.blobs)", "blobs=effect.blobs)"),),

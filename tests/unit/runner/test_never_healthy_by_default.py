@@ -98,7 +98,7 @@ def test_a_bundle_of_failed_requests_is_not_healthy(library: Library) -> None:
 
 
 DOUBTS: list[tuple[dict[str, Value], str, str]] = [
-    ({"client__requests": 100, "client__failed_requests": 30}, "read the server log", "a benchmark, no relaunch"),
+    ({"client__requests": 100, "client__failed_requests": 30}, "the server's log", "a benchmark, no relaunch"),
     ({"server__in_flight_p90": 400}, "keep it to this study", "a benchmark, no relaunch"),
     ({"validity__kv_pool_ratio": 0.3}, "free it and start again", "one start, with nothing changed"),
     ({"validity__servers_in_log": 2}, "Separate the servers", "one start, with nothing changed"),
