@@ -33,14 +33,19 @@ def out_of_reach(
     current_tokens_per_s: float,
     found: Waterfall | Ceiling | NoCeiling | None,
     open_predictions: Iterable[OpenPrediction],
+    *,
+    first_words: bool = False,
 ) -> OutOfReach:
-    """*hard*: the target exceeds the ceiling with the best allowed draft. *configuration*: no open idea leads there."""
+    """*hard*: the target exceeds the ceiling with the best allowed draft. *configuration*: no open idea leads there.
+    ``first_words``: the sentence as studies before policy version 4 have it; those are recomputed to the byte."""
     bounds = found.ceiling if isinstance(found, Waterfall) else found
     predictions = tuple(open_predictions)
     reach = reachable_by_configuration(
         current_tokens_per_s, found if isinstance(found, Waterfall) else None, predictions
     )
-    want, have = f"{target_tokens_per_s:,.0f} tok/s", f"measured {current_tokens_per_s:,.0f}"
+    want, have = f"{target_tokens_per_s:,.0f} tok/s", f"measured {_rate(current_tokens_per_s)}"
+    if first_words:
+        have = f"measured {current_tokens_per_s:,.0f}"
     if isinstance(bounds, Ceiling):
         top = max(bounds.best_tokens_per_s, bounds.tokens_per_s)
         reach = min(reach, max(top, current_tokens_per_s))
@@ -54,10 +59,16 @@ def out_of_reach(
             )
     if reach < target_tokens_per_s and current_tokens_per_s < target_tokens_per_s:
         rest = _rest(found)
-        ideas = "no idea that could add to it is open" if not predictions else f"configuration could reach {reach:,.0f}"
+        if first_words:
+            rest = rest.replace(" %", "%")
+            ideas = ", no idea that could add to it is open" if not predictions else f", configuration could reach {reach:,.0f}"
+        elif not predictions:
+            ideas = "; no idea that could add to it is open"
+        else:
+            ideas = f"; if each idea that is open paid the most that it predicts, about {_rate(reach)}"
         return OutOfReach(
             kind="configuration",
-            sentence=f"This box cannot reach {want} by configuration: {have}, {ideas}{rest}.",
+            sentence=f"This box cannot reach {want} by configuration: {have}{ideas}{rest}.",
             reachable_tokens_per_s=reach,
         )
     return OutOfReach(
@@ -75,4 +86,8 @@ def _rest(found: Waterfall | Ceiling | NoCeiling | None) -> str:
     if largest is None or not math.isfinite(largest.ms):
         return ""
     name = "kernels" if largest.bucket == "kernel" else largest.bucket.replace("_", " ")
-    return f"; the largest loss is {name} ({found.share(largest.bucket):.0%} of the time)"
+    return f"; the largest loss is {name} ({100 * found.share(largest.bucket):.0f} % of the time)"
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f} tok/s" if tokens_per_s >= 1000 else f"{tokens_per_s:.4g} tok/s"

@@ -425,14 +425,10 @@ def _key(state: State) -> str:
     return str(state.seq + 1)
 
 
+# Whoever proposes, a study gets to know its box, measures it as found, and ends the test that runs.
+_EVERY_STUDY: tuple[Callable[[State, Plan], PartDecision | None], ...] = (_survey, _stuck, _secure, _calibrate, _baseline, _drift, _test)
 _RULES: tuple[Callable[[State, Plan], PartDecision | None], ...] = (
-    _survey,
-    _stuck,
-    _secure,
-    _calibrate,
-    _baseline,
-    _drift,
-    _test,
+    *_EVERY_STUDY,
     _provisional,
     _facts_of_the_box,
     _target_shown,
@@ -445,15 +441,4 @@ _RULES: tuple[Callable[[State, Plan], PartDecision | None], ...] = (
     _nothing_left,
 )
 # No ranking, no cheap tests, no causes: what a plain sampler would do in the same hands.
-_RULES_OF_AN_ARM: tuple[Callable[[State, Plan], PartDecision | None], ...] = (
-    _survey,
-    _stuck,
-    _secure,
-    _calibrate,
-    _baseline,
-    _drift,
-    _test,
-    _facts_of_the_box,
-    _sample,
-    _nothing_left,
-)
+_RULES_OF_AN_ARM = (*_EVERY_STUDY, _facts_of_the_box, _sample, _nothing_left)

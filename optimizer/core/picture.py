@@ -182,7 +182,7 @@ def out_of_reach(state: State, plan: Plan, rows: Sequence[Mapping[str, Any]]) ->
         return "none", ""
     open_predictions = [(str(row["addresses"]), float(row["ratio"][1])) for row in rows if row["testable"] and row["ratio"]]
     current = max(result.value for result in state.base_arm.results)
-    answer = reach(primary.value, current, inputs.waterfall, open_predictions)
+    answer = reach(primary.value, current, inputs.waterfall, open_predictions, first_words=state.spec.policy_version < 4)
     return answer.kind, "" if answer.kind == "none" else answer.sentence
 
 

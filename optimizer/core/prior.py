@@ -17,6 +17,7 @@ from optimizer.model.base import Value
 from optimizer.model.playbook import Action, Playbook, Prediction, SetAction, SpaceAction
 from optimizer.model.prior import EarlierArm, EarlierStudy, Origin, PriorArt
 from optimizer.model.settings import Settings
+from optimizer.model.target import unit_of
 
 PRIOR_ART = "prior-art"
 SAME_DB, OTHER_BUILD_DB, OTHER_WORK_DB = 10.0, 0.0, -5.0
@@ -63,15 +64,29 @@ def hypothesis(state: State, plan: Plan) -> Playbook | None:
         return None
     record, changes = found.record, difference(state, plan, found.record)
     ratio = predicted(state, found)
-    value = f" gave {record.after:.4g} {record.metric}" if record.after is not None else " is known to be good"
-    before = f" (before: {record.before:.4g})" if record.before is not None else ""
+    given = _given_then(record) if state.spec is not None and state.spec.policy_version >= 4 else _given_at_first(record)
     differs = f"this launch differs in {', '.join(sorted(changes))}" if changes else "this launch does not differ from it"
     actions: tuple[Action, ...] = (SetAction(params=changes),) if changes else ()
     return Playbook(
-        id=PRIOR_ART, local=True, family="config", claim=f"{_called(record)}{value}{before} on {found.said}; {differs}.", prior_db=found.prior_db,
+        id=PRIOR_ART, local=True, family="config", claim=f"{_called(record)}{given} on {found.said}; {differs}.", prior_db=found.prior_db,
         evidence=(), predicts=Prediction(metric=record.metric, ratio=ratio) if ratio is not None else None, actions=actions,
         discriminating_test="One launch with the difference applied.", source=record.source,
     )  # fmt: skip
+
+
+def _given_then(record: PriorArt) -> str:
+    if record.after is None:
+        return " is known to be good"
+    unit, launches = unit_of(record.metric), f"({record.launches} launch{'es' if record.launches != 1 else ''})"
+    sure = f"[{record.low:,.4g}, {record.high:,.4g}] {launches}" if record.low is not None and record.high is not None else "(no interval is known)"
+    before = f", {record.before:,.4g} before" if record.before is not None else ""
+    return f" gave {record.after:,.4g} {unit} {sure}{before}"
+
+
+def _given_at_first(record: PriorArt) -> str:
+    """As studies before policy version 4 have it."""
+    value = f" gave {record.after:.4g} {record.metric}" if record.after is not None else " is known to be good"
+    return value + (f" (before: {record.before:.4g})" if record.before is not None else "")
 
 
 def _called(record: PriorArt) -> str:
@@ -209,11 +224,15 @@ def record_of(state: State) -> PriorArt | None:
         return None
     confirmed = state.base_arm.confirmed
     assert confirmed is not None
-    before = (state.closed.get("baseline") or {}).get("value")
+    before, best = (state.closed.get("baseline") or {}).get("value"), state.closed.get("best") or {}
+    # The interval is that of the figure which the report has; another figure's would be none.
+    told = isinstance(best.get("value"), int | float) and math.isclose(best["value"], confirmed.value, rel_tol=1e-6)
+    low, high = (float(edge) for edge in best["interval"]) if told else (None, None)
     point = canonical_settings(Settings(values=dict(state.given)).merged(state.baseline.values), keep_none=False)
     return PriorArt(
         **origin_of(state),
         before=float(before) if isinstance(before, int | float) else None, after=confirmed.value, settings=dict(point.values),
+        low=low, high=high, launches=int(best["launches"]) if told else 0,
         chosen=tuple(sorted(state.baseline.values)),
     )  # fmt: skip
 

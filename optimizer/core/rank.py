@@ -342,8 +342,16 @@ def _candidate(state: State, plan: Plan, book: Playbook, row: Mapping[str, Any])
     if isinstance(action, SpaceAction) and (sampled := _sampled(state, plan, book, action, look)) is not None:
         return "chosen", {**common, **sampled}
     worst = refusals[-1] if refusals else None
-    why = worst.why if worst else "No point of its space is left that is worth a launch."
+    why = worst.why if worst else _nothing_to_try(state, book, action, points)
     return "refused", _refusal(book, worst.kind if worst else "unavailable", worst.params if worst else {}, why, worst.source if worst else book.source)
+
+
+def _nothing_to_try(state: State, book: Playbook, action: SetAction | SpaceAction, points: Sequence[Mapping[str, Value]]) -> str:
+    assert state.spec is not None
+    if state.spec.policy_version < 4 or not isinstance(action, SpaceAction) or points or state.beliefs.get(book.id, Belief()).tried:
+        return "No point of its space is left that is worth a launch."
+    lost = next((f" {other.text}" for other in book.actions if isinstance(other, HandOver)), "")
+    return f"No setting is known to cure it: it names no point of {action.space} to try first, and a space is searched only once a first point paid off.{lost}"
 
 
 def _refusal(book: Playbook, kind: str, params: Mapping[str, Value], why: str, source: str) -> dict[str, Any]:

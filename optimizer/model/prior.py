@@ -32,10 +32,14 @@ class PriorArt(Origin):
     """A known-good result. ``settings`` is the whole launch as parameters; ``chosen`` names those that were picked on purpose rather
     than found there.
 
-    ``before`` and ``after`` are values of ``metric`` at ``concurrency``; ``before`` None: nobody says."""
+    ``before`` and ``after`` are values of ``metric`` at ``concurrency``; ``before`` None: nobody says. ``low`` to ``high``: the 95 %
+    interval of ``after`` over ``launches``; None and 0 where that is not known."""
 
     before: FiniteFloat | None = None
     after: FiniteFloat | None = None
+    low: FiniteFloat | None = None
+    high: FiniteFloat | None = None
+    launches: int = Field(default=0, ge=0)
     settings: dict[str, Value] = Field(default_factory=dict)
     chosen: tuple[str, ...] = ()
 

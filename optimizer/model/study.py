@@ -12,7 +12,8 @@ from optimizer.model.workload import Workload
 # 2: a candidate's measurement ends early where its first windows show harm. 3: proposals of the sampler pass the rules that every other
 # change passes, earlier studies of the same class of box are where it starts, and a version that lacks a parameter is not given it;
 # a launch whose rate did not settle in two runs gets a third, longer one; a confirmation that misses the target by noise gets a second launch.
-# 4: a percentile of the target is met where the requests prove it at 99 % confidence, not where it was measured.
+# 4: a percentile of the target is met where the requests prove it at 99 % confidence, not where it was measured; what a study says of
+# what is out of reach and of prior art names its unit, its launches and its interval.
 POLICY_VERSION = 4
 Sampler = Literal["gp", "tpe"]
 Policy = Literal["evidence", "tpe", "random"]

@@ -65,7 +65,7 @@ def test_its_prediction_is_half_to_all_of_what_the_record_says_is_missing():
     chosen = next(entry.body for entry in log.read() if entry.kind == EntryKind.CHOSEN)
     low, high = chosen["ratio"]
     assert high == pytest.approx(3.0, rel=0.05) and low == pytest.approx(1 + (high - 1) / 2)
-    assert "Study earlier" in chosen["claim"] and "1200" in chosen["claim"] and "disable_cuda_graph" in chosen["claim"]
+    assert "Study earlier" in chosen["claim"] and "1,200 tok/s" in chosen["claim"] and "disable_cuda_graph" in chosen["claim"]
 
 
 def test_a_likely_cause_that_it_cures_is_named_with_it():
@@ -168,8 +168,14 @@ def test_a_closed_study_becomes_a_record_that_the_next_one_uses():
     assert (made.engine, made.gpu_count, made.model, made.concurrency) == ("sglang", 1, "m", 16)
     assert made.chosen == ("disable_cuda_graph",) and made.settings == {}
     assert made.before == pytest.approx(400, rel=0.05) and made.after == pytest.approx(1200, rel=0.05)
+    best = first.closed["best"]
+    assert (made.low, made.high, made.launches) == (*best["interval"], best["launches"]) and made.low < made.after < made.high
     box, state, log = study(made)
     assert tried(box) == [{"disable_cuda_graph": None}] and state.closed["ending"] == "met"
+    claim = next(entry.body["claim"] for entry in log.read() if entry.kind == EntryKind.CHOSEN)
+    assert f" tok/s [{made.low:,.4g}, {made.high:,.4g}] (1 launch), " in claim and " before on " in claim
+    old = replace(state, spec=state.spec.model_copy(update={"policy_version": 3}))
+    assert f" gave {made.after:.4g} output_tokens_per_s (before: {made.before:.4g}) on " in prior.hypothesis(old, PLAN).claim
     assert fold(log.read()).spec.prior_art == (made,)  # the journal says by itself what was known
 
 

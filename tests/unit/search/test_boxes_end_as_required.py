@@ -57,6 +57,9 @@ def check(name: str, state: State, launched: list[dict[str, Any]]) -> None:
     if name == "rtx6000x8-dsv4":
         assert closed["ending"] == "unreachable_by_configuration", closed["reason"]
         assert "kernel" in {row["family"] for row in closed["hypotheses"][:3]} and closed["promoted"] == [] and len(launched) <= 5
+        assert "measured 2" in closed["reason"] and " tok/s; no idea that could add to it is open; the largest loss is kernels (" in closed["reason"]
+        (refused,) = [item for item in state.refusals if item.get("hypothesis") == "custom-allreduce-disabled-pcie"]
+        assert refused["why"].startswith("No setting is known to cure it: it names no point of sglang/all-reduce to try first"), refused
         for word in ("cuda_graph", "NCCL", "speculative"):
             assert sum(any(word in setting for setting in settings) for settings in launched) <= 1, word
         return
