@@ -3,6 +3,7 @@ journal; whoever tells a story must never end what the story is about."""
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import os
@@ -16,6 +17,7 @@ class SteadyStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._failed = False
 
     def write(self, text: str) -> int:
         self._tried(lambda: self._stream.write(text))
@@ -30,8 +32,17 @@ class SteadyStream:
         except OSError as error:
             if error.errno in (errno.EPIPE, errno.EIO):
                 self._let_go()
+            elif not self._failed:  # a full disk may have room again: what is still held back then is tried once more at the end
+                self._failed = True
+                atexit.register(self._last_try)
         except ValueError:  # it was closed
             pass
+
+    def _last_try(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._let_go()
 
     def _let_go(self) -> None:
         """What is still buffered would be written again when this process ends, and would be its exit code then."""

@@ -119,7 +119,7 @@ print("went on", file=open(sys.argv[1], "w"))
 def test_whoever_listens_may_go_without_ending_the_study(shell: str, tmp_path: Path) -> None:
     """`| head`, a pager that was left, a dead tee, no standard error at all, a full disk: the story is in the journal."""
     mark = tmp_path / "mark"
-    words = f"{shlex.quote(sys.executable)} -c {shlex.quote(TOLD)} {mark} {shell}; exit ${{PIPESTATUS[0]}}"
+    words = f"unset PYTHONUNBUFFERED; {shlex.quote(sys.executable)} -c {shlex.quote(TOLD)} {mark} {shell}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[3])
     assert mark.read_text() == "went on\n" and done.returncode == 0, done.stderr
 
