@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.journal.place import Database, database
+from tests.ports import free_port
 
 FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name)) if Path("/usr/lib/postgresql").is_dir() else []
 MISSING = "no PostgreSQL server is installed: apt-get install postgresql (or set OPTIMIZE_TEST_POSTGRES to the folder of initdb and postgres)"
@@ -135,10 +136,7 @@ def running() -> Iterator[Server]:
         with (folder / "data" / "postgresql.conf").open("a") as config:
             config.write(CONFIG)
         (folder / "data" / "pg_hba.conf").write_text(HBA)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        server = Server(folder, found, port)
+        server = Server(folder, found, free_port())
         server.start()
         try:
             yield server

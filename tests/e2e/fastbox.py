@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.engines.simulator import box as simulator
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 STUDY_S = 100.0
@@ -60,12 +61,6 @@ if __name__ == "__main__" and "--help" not in sys.argv:
 elif __name__ == "__main__":
     server.main(sys.argv[1:], home)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def listening(port: int) -> bool:

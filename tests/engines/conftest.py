@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import pytest
 from optimizer.bench.calibrate import LOADGEN
 from optimizer.bench.run import build_job, longest_s, summarise
 from optimizer.model.workload import Workload
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 READY_S = 240.0
@@ -95,12 +95,6 @@ def rate_of(launch: Launch, window_s: float = 6.0, **load: Any) -> float:
     done = subprocess.run([sys.executable, str(LOADGEN)], input=json.dumps(job).encode() + b"\n", capture_output=True, timeout=longest_s(job),
                           check=True)  # fmt: skip
     return summarise(done.stdout.splitlines(), workload, workload.concurrency).metrics["output_tokens_per_s"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

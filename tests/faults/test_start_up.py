@@ -29,6 +29,7 @@ from optimizer.runner import execute
 from optimizer.runner.context import BoxContext
 from optimizer.runner.execute import LiveExecutor
 from optimizer.transport.local import LocalTransport
+from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("bad_server.py")
 MEMORY = Path("/sys/fs/cgroup/memory")
@@ -67,12 +68,6 @@ class Study:
         level = Level(concurrency=2, warmup_min_s=0.2, warmup_max_s=0.4, window_s=1.0)
         step = Measure(key=f"{launch.key}9", launch=launch.key, purpose="candidate", levels=(level,), run_index=0)
         return (await self.executor.execute(step)).outcome
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def until_listening(port: int) -> None:

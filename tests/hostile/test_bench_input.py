@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
+from tests.ports import free_port
 
 
 def bench(*words: str) -> Result:
@@ -29,9 +30,7 @@ def refused(result: Result, code: int, *said: str) -> None:
 
 @pytest.fixture
 def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "http://user:secret-word@x", "file:///etc/passwd", "http://x:99999", "http://x?key=1"])

@@ -17,6 +17,7 @@ import asyncssh
 import pytest
 
 from optimizer.transport.ssh import SSHTransport
+from tests.ports import free_port
 
 SSHD = shutil.which("sshd") or next(
     (path for path in ["/usr/sbin/sshd", "/usr/local/sbin/sshd"] if Path(path).exists()), None
@@ -31,9 +32,7 @@ class Sshd:
         self.home = folder / "home"
         self.home.mkdir()
         self.user = getpass.getuser()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.client_key = asyncssh.generate_private_key("ssh-ed25519")
         self.key_file = folder / "id_ed25519"
         self.client_key.write_private_key(str(self.key_file))

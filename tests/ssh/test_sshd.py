@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 from optimizer.box.box import Box
 from optimizer.errors import AuthRefused, HostKeyChanged, LinkLost
 from optimizer.transport.ssh import SSHTransport
+from tests import ports
 
 from .conftest import Sshd
 
@@ -37,9 +37,7 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ports.free_port()
 
 
 async def test_a_study_like_session(sshd: Sshd, connect: Connect, free_port: int) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ import pytest
 
 from optimizer.box.box import Box
 from optimizer.transport.local import LocalTransport
+from tests import ports
 
 # Listens on a port and, as asked, has a worker that left its session, one that ignores SIGTERM, one with a clean environment.
 SERVER = """
@@ -75,9 +75,7 @@ def end_all(mark: bytes) -> None:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ports.free_port()
 
 
 @pytest.fixture

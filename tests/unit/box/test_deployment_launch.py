@@ -20,6 +20,7 @@ import pytest
 
 from optimizer.box.box import Box, MemberLaunch
 from optimizer.box.results import LaunchState, PortTaken, ServerProcess
+from tests.ports import free_port
 
 from .conftest import alive, until
 
@@ -51,13 +52,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever
 
 @pytest.fixture
 def ports() -> list[int]:
-    probes = [socket.socket() for _ in ROLES]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    found = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return found
+    return [free_port() for _ in ROLES]
 
 
 @pytest.fixture

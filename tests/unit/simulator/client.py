@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.engines.simulator import SimBox, prepare_box
+from tests.ports import free_port
 
 
 @dataclass
@@ -31,15 +32,6 @@ class Running:
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait()
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def start(

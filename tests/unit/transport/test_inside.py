@@ -23,6 +23,7 @@ from optimizer.runner.hosts import HostDescription, resolved_host
 from optimizer.transport.base import command, prefix_of
 from optimizer.transport.local import LocalTransport
 from optimizer.transport.ssh import SSHTransport
+from tests.ports import free_port
 
 from .conftest import Server
 
@@ -83,12 +84,6 @@ def container(tmp_path: Path) -> Iterator[str]:
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(pid), signal.SIGKILL)
     keeper.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def a_session(transport: LocalTransport | SSHTransport, home: Path) -> None:
