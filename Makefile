@@ -59,9 +59,9 @@ docs: $(VENV)/.installed-docs
 engines:
 	PYTHON=$(PYTHON) scripts/engines/install.sh $(ENGINES)
 
-# Five at a time: a study keeps a quarter of a core busy. One test is handed out after the other, the longest first (tests/longest.py).
+# Four at a time: a study keeps a third of a core busy, and the engines are installed beside it in CI. One test is handed out after the other, the longest first (tests/longest.py).
 test-slow: dev
-	$(BIN)/python -m pytest -q -m slow -n 5 --dist load --maxschedchunk 1 --durations=25
+	$(BIN)/python -m pytest -q -m slow -n 4 --dist load --maxschedchunk 1 --durations=25
 
 # Whole studies on the four simulated boxes, two at a time: each keeps less than half a core busy, and measures. Two follow each
 # other in the order of their file: the two that are handed out together take as long as the other two.
