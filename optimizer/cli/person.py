@@ -3,8 +3,10 @@ stdout stays a document. Ctrl-C and the end of input give up; nothing has been c
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +17,9 @@ from optimizer.redact import printable
 
 if TYPE_CHECKING:
     from optimizer.wiring import Options, Roots
+
+
+TICK_S = 0.2
 
 
 def can_ask() -> bool:
@@ -35,6 +40,19 @@ def asked(options: Options, roots: Roots) -> Options:
     return whole
 
 
+@contextmanager
+def _heard() -> Iterator[None]:
+    """A Ctrl-C that comes when Python has looked for one and not begun to read yet would wait for the next line. A tick wakes the read,
+    and it looks again."""
+    held = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, TICK_S, TICK_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, held)
+
+
 class Terminal:
     """A person at the terminal; see ``wiring.questions.Person``."""
 
@@ -42,7 +60,8 @@ class Terminal:
         say(question, err=True)
         for number, choice in enumerate(choices, 1):
             say(f"  {number}  {choice}", err=True)
-        return int(click.prompt("Number", type=click.IntRange(1, len(choices)), default=1, err=True)) - 1
+        with _heard():
+            return int(click.prompt("Number", type=click.IntRange(1, len(choices)), default=1, err=True)) - 1
 
     def text(self, question: str, default: str | None, check: Callable[[str], object]) -> str:
         def checked(answer: Any) -> str:
@@ -52,10 +71,12 @@ class Terminal:
                 raise click.UsageError(printable(f"{error.message} {error.hint or ''}".strip())) from error
             return str(answer).strip()
 
-        return str(click.prompt(printable(question), default=default, value_proc=checked, err=True))
+        with _heard():
+            return str(click.prompt(printable(question), default=default, value_proc=checked, err=True))
 
     def agree(self, question: str) -> bool:
-        return bool(click.confirm(printable(question), default=False, err=True))
+        with _heard():
+            return bool(click.confirm(printable(question), default=False, err=True))
 
     def tell(self, text: str) -> None:
         say(text, err=True)

@@ -1,8 +1,11 @@
 """`optimize run` at a real terminal: it asks only what neither an option nor the box answers, and giving up leaves no trace."""
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +61,30 @@ def test_giving_up_at_a_question_ends_it(box: FastBox, sit: Sit, key: bytes) -> 
     one.press(key)
     assert one.wait(20) == 130
     assert "nothing was changed" in one.text and not (box.runs / "asked").exists()
+
+
+MISSED = """
+import signal, sys, threading, time
+import click
+from optimizer.cli.person import Terminal
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it goes to the other thread: the read is not woken, as if it had not begun
+try:
+    print("answered", Terminal().text("What", None, str))
+except click.Abort:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_is_heard_although_the_read_was_not_woken(tmp_path: Path) -> None:
+    one = Terminal([sys.executable, "-c", MISSED], dict(os.environ), tmp_path)
+    try:
+        one.until("What:")
+        time.sleep(0.3)
+        one.press(b"\x03")
+        assert one.wait(10) == 130
+    finally:
+        one.close()
 
 
 @pytest.mark.slow
