@@ -13,6 +13,11 @@ import pytest
 
 from tests.longest import SECONDS
 
+# A shell without job control starts what it sends to the background with Ctrl-C ignored, and every process that a test starts inherits
+# that: then nobody could press it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 MARK = "TESTS_STARTED_BY"
 # Studies of tests neither use nor change what the developer's own studies have learned.
 os.environ.setdefault("OPTIMIZE_LEARNED", "off")
