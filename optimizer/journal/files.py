@@ -65,8 +65,8 @@ def check_ours(path: Path) -> int:
     """The file's format version. Raises JournalError if it is absent, JournalCorrupt if it is not a journal of ours."""
     if is_unfinished(path):
         raise JournalCorrupt(
-            f"{path} is empty: the study was ended before its first entry.",
-            why="It holds no decision, and nothing was done in it.", hint="Delete its folder and start again.",
+            f"{path} holds no entry: its study is just being begun, or was ended before its first entry.",
+            why="It holds no decision, and nothing was done in it.", hint="Ask again in a moment; if it stays so, delete its folder and start again.",
         )
     with explained(path), contextlib.closing(connected(path, write=False)) as connection:
         mark = connection.execute("PRAGMA application_id").fetchone()[0]

@@ -31,7 +31,8 @@ from optimizer.runner.measure import SETTLE_S, offer_load
 from optimizer.runner.survey import launch_json
 
 SAMPLE_INTERVAL_S = 0.25
-STOPS_GROWING = 1.1  # of the rate at twice the load: less than a tenth more is queueing
+STOPS_GROWING = 1.1  # of the rate at twice the load: less than a tenth more is queueing; so is
+SHARE_OF_GROWTH = 0.25  # less than this share of what the doubling up to N brought: at N requests a slot waits for its next one, at 2N never
 STILL_GROWS = 1.2
 STEP_JUMP = 1.15  # a step beyond the limit that is so much slower than one at it: more than load alone adds at one more request
 FULL_CORE_PCT = 90.0  # of ticks of 10 ms in a quarter of a second, a thread that never waits shows 92 to 104
@@ -162,7 +163,7 @@ def _growth(step: Check, points: Sequence[LoadPoint]) -> Seen:
         return _nothing(step, ["client.knee_concurrency"], why or "no limit is known", points)
     below, at, above = (point.metrics["output_tokens_per_s"] for point in points)
     loads = [point.concurrency for point in points]
-    stops = above / at < STOPS_GROWING and at / below >= STILL_GROWS
+    stops = at / below >= STILL_GROWS and above / at < max(STOPS_GROWING, 1 + SHARE_OF_GROWTH * (at / below - 1))
     said = f"{below:.4g}, {at:.4g} and {above:.4g} tok/s at {loads[0]}, {loads[1]} and {loads[2]} requests: "
     if stops:
         return Seen(f"{said}the rate stops growing at {step.around}.", (_fact(step, "client.knee_concurrency", step.around),), points=tuple(points))

@@ -47,7 +47,9 @@ elif "start" in words:
         env.pop("OPTIMIZER_LAUNCH_ID", None)
         child = subprocess.Popen(command, cwd="/", preexec_fn=enter, stdin=subprocess.DEVNULL, stdout=open(folder + "/log", "a"), stderr=subprocess.STDOUT,
                                  start_new_session=True, env=env)
-        open(folder + "/pid", "w").write(str(child.pid))
+        with open(folder + "/pid.new", "w") as file:
+            file.write(str(child.pid))
+        os.replace(folder + "/pid.new", folder + "/pid")  # whoever reads meanwhile finds the old one or the new one, whole
 elif "show" in words or "inspect" in words:
     print(pid())
 """

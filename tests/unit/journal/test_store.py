@@ -134,7 +134,7 @@ class TestForeignFiles:
         with pytest.raises(JournalError, match="no journal at"):
             Journal.open(tmp_path / "none.db", write=False)
         (tmp_path / "empty.db").touch()
-        with pytest.raises(JournalCorrupt, match="is empty"):
+        with pytest.raises(JournalCorrupt, match="holds no entry"):
             Journal.open(tmp_path / "empty.db", write=True)
         (tmp_path / "text.db").write_text("hello " * 100)
         for write in (True, False):
