@@ -17,6 +17,34 @@ def _listed(texts: tuple[str, ...] | str) -> tuple[str, ...]:
     return tuple(name.strip() for text in parts for name in text.split(",") if name.strip())
 
 
+# Which way of replaying an option belongs to; what belongs to another one would say nothing, and is refused instead of left aside.
+_POLICY, _TABLE, _DECISIONS = "--policy", "--table", "--verify"
+_BELONGS: dict[str, tuple[str, ...]] = {
+    "verify": (_DECISIONS,), "until": (_DECISIONS,), "policy": (_POLICY,), "start": (_POLICY,), "concurrency": (_POLICY,),
+    "objective": (_POLICY, _TABLE), "seeds": (_POLICY, _TABLE),
+    **dict.fromkeys(("params", "group", "where", "policies", "direction", "default_", "launches", "logs", "baseline"), (_TABLE,)),
+}  # fmt: skip
+_SAYS = {
+    _DECISIONS: "A recorded study is decided over again, by the policy that it had and once",
+    _POLICY: "--policy lets another policy choose among what a study measured",
+    _TABLE: "--table lets policies compete on a table, which holds no decisions",
+}
+_INSTEAD = {
+    _DECISIONS: "optimize replay STUDY [--verify] [--until N]",
+    _POLICY: "optimize replay STUDY --policy evidence|tpe|gp|random|FILE.json [--from LAUNCH] [--seeds N]",
+    _TABLE: "optimize replay --table FILE.csv --params a,b --objective c [--policies …] [--seeds N]",
+}
+
+
+def _refuse_what_says_nothing(ctx: click.Context, way: str) -> None:
+    """Raises UsageError for an option that was given and does not belong to this way of replaying."""
+    given = [param for param in ctx.command.params if param.name in _BELONGS and ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE]
+    for param in given:
+        belongs = _BELONGS[str(param.name)]
+        if way not in belongs:
+            raise UsageError(f"{param.opts[0]} says nothing here. {_SAYS[way]}.", hint=f"{param.opts[0]} belongs to: {'; or '.join(_INSTEAD[one] for one in belongs)}")
+
+
 @click.command()
 @click.argument("study", required=False, shell_complete=study_names)
 @click.option("--verify", is_flag=True, help="Recompute every decision and compare it with the recorded one.")
@@ -30,7 +58,7 @@ def _listed(texts: tuple[str, ...] | str) -> tuple[str, ...]:
 @click.option("--group", multiple=True, help="Columns whose rows are compared only among themselves.")
 @click.option("--where", multiple=True, metavar="COL=VALUE", help="Only rows with this value (nothing after = means empty).")
 @click.option("--policies", default="evidence,tpe,gp,random", show_default=True, help="Who competes.")
-@click.option("--seeds", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Runs of each policy.")
+@click.option("--seeds", type=click.IntRange(1, 1_000_000), help="Runs of each policy that has luck. Default: 20.")
 @click.option("--direction", type=click.Choice(["max", "min"]), help="Is more or less better? Default: told by the column's name.")
 @click.option("--default", "default_", metavar="COL=VALUE,…", default="", help="The untuned configuration. Default: the group's first row.")
 @click.option("--launches", type=click.IntRange(1, 100_000), default=200, show_default=True, help="At most this many in a run.")
@@ -40,7 +68,7 @@ def _listed(texts: tuple[str, ...] | str) -> tuple[str, ...]:
 @click.pass_context
 def replay(
     ctx: click.Context, study: str | None, verify: bool, until: int | None, policy: str | None, start: str | None, concurrency: int | None, table: Path | None, params: str | None, objective: str | None,
-    group: tuple[str, ...], where: tuple[str, ...], policies: str, seeds: int, direction: str | None, default_: str, launches: int,
+    group: tuple[str, ...], where: tuple[str, ...], policies: str, seeds: int | None, direction: str | None, default_: str, launches: int,
     logs: str, baseline: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Drive a recorded study again, without its box. STUDY is a name or a folder.
@@ -50,8 +78,7 @@ def replay(
     json_wanted = wants_json(ctx, as_json)
     if (study is None) == (table is None):
         raise UsageError("Name either a study or a --table.", hint="optimize replay STUDY, or optimize replay --table FILE.csv --params a,b --objective c")
-    if policy is not None and (verify or until is not None):
-        raise UsageError("--policy lets another policy choose; --verify and --until recompute what was decided.", hint="Give one of them.")
+    _refuse_what_says_nothing(ctx, _TABLE if table is not None else _POLICY if policy is not None else _DECISIONS)
     if table is not None:
         if not params or not objective:
             raise UsageError("--table needs --params and --objective.", hint="--params tp,max_num_seqs --objective output_tps")
@@ -60,7 +87,7 @@ def replay(
         found = replay_table(
             TableOptions(
                 table=table, params=_listed(params), objective=objective.strip(), group=_listed(group), where=where, policies=_listed(policies),
-                seeds=seeds, direction="max" if direction == "max" else "min" if direction == "min" else None, default=default_, launches=launches,
+                seeds=seeds or 20, direction="max" if direction == "max" else "min" if direction == "min" else None, default=default_, launches=launches,
                 logs=logs, baseline=baseline,
             ),
             roots_of(ctx),
@@ -71,7 +98,7 @@ def replay(
         assert study is not None
         folder = Path(study) if is_recordings(Path(study)) else roots_of(ctx).named(study)
         found = replay_policy(
-            folder, roots_of(ctx), PolicyOptions(policy, start, concurrency, objective.strip() if objective else "output_tokens_per_s", seeds)
+            folder, roots_of(ctx), PolicyOptions(policy, start, concurrency, objective.strip() if objective else None, seeds)
         )
     else:
         from optimizer.wiring.replaying import replay_study

@@ -19,9 +19,14 @@ from optimizer.search.encode import Effect
 Direction = Literal["max", "min"]
 Point = Mapping[str, Value]
 
-_MORE = re.compile(r"tps|rps|qps|tput|throughput|goodput|per_s|per_sec|/s\b|tok_s|intvty|interactiv|hit_rate|flops|bandwidth|accept")
-_LESS = re.compile(r"ttft|tpot|itl|latency|e2el|delay|(^|_)(ms|us|ns|s|sec|seconds|minutes)$|duration|time|error|cost|loss|power|joule|energy|rejected|preempt")
-_TAKES_TIME = re.compile(r"ttft|tpot|itl|latency|e2el|(^|_)(ms|us|ns|s|sec|seconds|minutes)$|duration")
+# How a column's name tells whether more is better. Asked in this order, of the words before the first "per" where one stands.
+_HARM = re.compile(r"error|timeout|fail|reject|preempt|abort|retract|evict|miss|loss|cost|price|power|energy|joule|watt|delay|drop|waste|kld|perplexity")
+_MORE = re.compile(
+    r"tps|tpm|rps|qps|tput|throughput|goodput|tok_s|toks|intvty|interactiv|hit_rate|(fl|t|i)ops|bandwidth|(bus|alg)bw|gbps|accept|speed|utili[sz]ation|mfu|mbu|(^|_)ts$"
+)
+_TIME = re.compile(r"ttft|ttfb|tpot|itl|latency|e2el?(_|$)|(^|_)p\d{1,2}(_?\d+)?$|(^|_)(ms|us|ns|s|sec|secs|seconds|min|minutes|h|hours)$|duration|time|elapsed|makespan")
+_COUNTED = re.compile(r"(^|_)(tok|token|tokens|t|req|reqs|requests|queries|prompts|seqs|images|samples|steps|iters|gb|gib|mb|mib|bytes)_s(ec)?$")
+_RARE = re.compile(r"(s|sec|second|min|minute|h|hour|joule|j|watt|w|kwh|mwh|power|energy|dollar|usd|eur|cost)s?(_|$)")  # after "per": having more of the rest is good
 _SPEED_OF_ONE = re.compile(r"intvty|interactiv|per_user")
 _PER_GPU = re.compile(r"per_(gpu|device|accelerator)")
 _Member = tuple[dict[str, Value], float, Mapping[str, str]]
@@ -120,12 +125,12 @@ def read_tables(
         if row.get("") is not None:
             leave(number, "it has more cells than the header")
             continue
-        value = _number(row.get(objective) or "")
+        cell = (row.get(objective) or "").strip()
+        value = _number(cell)
         if value is None:
-            what = "no value" if not (row.get(objective) or "").strip() else "text instead of a number"
-            leave(number, f"{objective} holds {what}")
+            leave(number, f"{objective} holds {_no_number(cell) or 'no value'}")
             continue
-        if value <= 0 and _TAKES_TIME.search(objective.lower()) and not _MORE.search(objective.lower()):
+        if value <= 0 and takes_time(objective):
             leave(number, f"{objective} is not above 0, which no run that worked gives")  # a failed run that somebody wrote down as the fastest
             continue
         point: dict[str, Value] = {}
@@ -152,11 +157,37 @@ def read_tables(
 
 
 def direction_of(objective: str) -> Direction:
-    """Is more better? Told by the column's name; raises UsageError when the name does not tell."""
-    name = objective.lower()
-    if _MORE.search(name):
+    """Is more better? By the column's name; where it does not tell (``tells_direction``), more is taken to be."""
+    return _told(objective) or "max"
+
+
+def tells_direction(objective: str) -> bool:
+    """Whether the column's name says if more is better."""
+    return _told(objective) is not None
+
+
+def takes_time(objective: str) -> bool:
+    """Whether the column is a time, which no run that worked brings to 0."""
+    over, _ = _ratio(objective)
+    return _told(objective) == "min" and bool(_TIME.search(over)) and not _HARM.search(over)
+
+
+def _told(objective: str) -> Direction | None:
+    over, under = _ratio(objective)
+    if _HARM.search(over):
+        return "min"
+    if _MORE.search(over) or _COUNTED.search(over):
         return "max"
-    return "min" if _LESS.search(name) else "max"
+    if _TIME.search(over):
+        return "min"
+    return "max" if _RARE.match(under) else None
+
+
+def _ratio(objective: str) -> tuple[str, str]:
+    """(what is told, per what): ``ms/token`` and ``ms_per_token`` are one; nothing after it where the name is no ratio."""
+    name = re.sub(r"[^a-z0-9]+", "_", re.sub(r"\s*/\s*", "_per_", objective.lower())).strip("_")
+    over, _, under = name.partition("_per_")
+    return over, under
 
 
 def effect_of(objective: str, direction: Direction) -> Effect:
@@ -207,7 +238,7 @@ def _cell(point: dict[str, Value], name: str, kind: str, cell: str) -> str | Non
         point[name] = None
         return None
     if kind == "number" and _number(cell) is None:
-        return f"{name} holds text where other rows hold numbers"
+        return f"{name} holds {_no_number(cell).removesuffix(' instead of a number')} where other rows hold numbers"
     point[name] = _value(cell)
     return None
 
@@ -225,6 +256,14 @@ def _number(cell: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) and "_" not in cell else None
+
+
+def _no_number(cell: str) -> str:
+    """What a cell holds that ``_number`` cannot use; empty for an empty one."""
+    try:
+        return "" if not cell else "nan or inf, which no run measures" if not math.isfinite(float(cell)) else "text instead of a number"
+    except ValueError:
+        return "text instead of a number"
 
 
 def _object(cell: str) -> dict[str, Any] | None:

@@ -7,12 +7,12 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from optimizer.core.predicate import Look
-from optimizer.core.state import State, fold
+from optimizer.core.state import ArmState, State, fold, metric_value
 from optimizer.engines.registry import engines
 from optimizer.errors import UsageError
 from optimizer.evidence.bundle import Bundle, read_bundle
@@ -30,17 +30,24 @@ from optimizer.search.table import Direction, Table, direction_of, effect_of
 from optimizer.wiring import Roots, library, plan_of
 
 _NEAR = 0.95
+RATE = "output_tokens_per_s"
+_SEEDS = 20
 
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """What was asked on the command line. ``start``: the name of the launch to start from (default: the study's baseline)."""
+    """What was asked on the command line. ``start``: the name of the launch to start from (default: the study's baseline). ``objective``
+    None: what the study's target is in, else output tokens/s; ``seeds`` None: as many as the policy has a use for."""
 
     policy: str
     start: str | None = None
     concurrency: int | None = None
-    objective: str = "output_tokens_per_s"
-    seeds: int = 20
+    objective: str | None = None
+    seeds: int | None = None
+
+    @property
+    def metric(self) -> str:
+        return self.objective or RATE
 
 
 def is_recordings(folder: Path) -> bool:
@@ -49,9 +56,15 @@ def is_recordings(folder: Path) -> bool:
 
 def replay_policy(folder: Place, roots: Roots, options: PolicyOptions) -> dict[str, Any]:
     """Let a policy choose among the recorded configurations. Raises UsageError for a policy, launch or folder that is none."""
+    ordered = options.policy == "evidence" or Path(options.policy).suffix == ".json"
+    if ordered and options.seeds is not None:
+        raise UsageError(f"--seeds says nothing here: {options.policy} decides the same each time.", hint="Leave it out, or name a policy with luck: tpe, gp, random.")
     known = library(roots)
-    launches = _of_folder(folder, options) if isinstance(folder, Path) and is_recordings(folder) else _of_journal(folder)
-    way, effect = direction_of(options.objective), effect_of(options.objective, direction_of(options.objective))
+    if isinstance(folder, Path) and is_recordings(folder):
+        launches = _of_folder(folder, options)
+    else:
+        options, launches = _of_journal(folder, options)
+    way, effect = direction_of(options.metric), effect_of(options.metric, direction_of(options.metric))
     start = _start(launches, options, folder)
     alike = [item for item in launches if item is start or _comparable(item, start)]
     measured = [item for item in alike if item.values]
@@ -96,8 +109,8 @@ def _values(rows: Sequence[dict[str, Value]], options: PolicyOptions) -> tuple[f
     if not rows:
         return ()
     row = rows[-1]
-    own = {"output_tokens_per_s": "output_tps"}.get(options.objective, options.objective)
-    value = row.get(options.objective, row.get(own))
+    own = {RATE: "output_tps"}.get(options.metric, options.metric)
+    value = row.get(options.metric, row.get(own))
     return (float(value),) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else ()
 
 
@@ -111,10 +124,14 @@ def _box(bundle: Bundle) -> dict[str, Value]:
     return box
 
 
-def _of_journal(folder: Place) -> list[Recorded]:
+def _of_journal(folder: Place, options: PolicyOptions) -> tuple[PolicyOptions, list[Recorded]]:
+    """The launches of a study, and the options with the objective that it had where none was named."""
     with Journal.open(folder, write=False) as journal:
         state = fold(journal.read())
     survey = state.survey or {}
+    primary = state.spec.target.primary if state.spec is not None else None
+    options = replace(options, objective=options.objective or (primary.metric if primary is not None else RATE))
+    _need_level(state, folder, options)
     found = []
     for arm in state.arms.values():
         name = "baseline" if not arm.settings.values else canonical_json(dict(arm.settings.values))
@@ -122,12 +139,30 @@ def _of_journal(folder: Place) -> list[Recorded]:
         settings = {key: value for key, value in {**state.given, **arm.settings.values}.items() if value is not None}
         found.append(
             Recorded(
-                name=name, engine=str(survey.get("engine", "")), settings=settings, values=tuple(result.value for result in arm.results), look=look,
+                name=name, engine=str(survey.get("engine", "")), settings=settings, values=_measured(state, arm, options), look=look,
                 flags=state.flags, engine_version=survey.get("engine_version"), failed=arm.crashed or "",
             )
         )  # fmt: skip
     _need_arms(found, state, folder)
-    return found
+    return options, found
+
+
+def _measured(state: State, arm: ArmState, options: PolicyOptions) -> tuple[float, ...]:
+    """The objective of every launch at the load that counts: the target's, unless another one was named."""
+    assert state.spec is not None
+    level = options.concurrency or state.spec.workload.concurrency
+    points = [point for result in arm.results for point in result.points if point.concurrency == level]
+    return tuple(value for point in points if (value := metric_value(point, options.metric)) is not None)
+
+
+def _need_level(state: State, folder: Place, options: PolicyOptions) -> None:
+    points = [point for arm in state.arms.values() for result in arm.results for point in result.points]
+    levels = sorted({point.concurrency for point in points})
+    if points and options.concurrency is not None and options.concurrency not in levels:
+        raise UsageError(f"{folder.name} measured nothing at concurrency {options.concurrency}.", hint=f"It measured at: {', '.join(map(str, levels))}")
+    if points and all(metric_value(point, options.metric) is None for point in points):
+        names = sorted({name for point in points for name in point.metrics if not name.endswith(("_se", "_spread"))})
+        raise UsageError(f"{folder.name} measured no {options.metric}.", hint=f"--objective is one of: {', '.join(names)}")
 
 
 def _need_arms(found: Sequence[Recorded], state: State, folder: Place) -> None:
@@ -221,13 +256,14 @@ def _contest(
         name=folder.name, names=varied, points=tuple({name: item.settings.get(name) for name in varied} for item in others),
         results=tuple(item.values for item in others), direction=way, effect=effect, default=None,
     )  # fmt: skip
-    score = contest(table, (options.policy,), known.directions, options.seeds)[0]
+    seeds = options.seeds or _SEEDS
+    score = contest(table, (options.policy,), known.directions, seeds)[0]
     found = {"study": folder.name, "policy": options.policy, "from": start.name, "configurations": len(others), "best": {"name": best.name, "value": _mean(best)},
              **{name: value for name, value in score.plain().items() if name not in ("policy", "own_s")},
              "decisions_per_s": round(score.steps / score.own_s) if score.own_s > 0 else None, "identical": True}  # fmt: skip
     reached = score.launches_to["95%"]
     found["text"] = (
-        f"{folder.name}: {options.policy} needs {reached.mean:.1f} launches (mean of {options.seeds} seeds) from {start.name} to 95 % of the best of "
+        f"{folder.name}: {options.policy} needs {reached.mean:.1f} launches (mean of {seeds} seeds) from {start.name} to 95 % of the best of "
         f"{len(others)} recorded configurations; {score.not_recorded:.1f} points asked for were never measured."
     )
     return found

@@ -18,7 +18,7 @@ from optimizer.model.startup import Flip
 from optimizer.search.contest import Score, contest
 from optimizer.search.logged import replay_with_logs
 from optimizer.search.policies import names as policy_names
-from optimizer.search.table import Direction, Reading, Table, read_tables
+from optimizer.search.table import Direction, Reading, Table, read_tables, tells_direction
 from optimizer.wiring import Roots, library
 
 MOST_BYTES = 200_000_000
@@ -62,6 +62,7 @@ def replay_table(options: TableOptions, roots: Roots) -> dict[str, Any]:
         "table": options.table.name,
         "objective": options.objective,
         "direction": reading.tables[0].direction,
+        "direction_from": "--direction" if options.direction else "the name" if tells_direction(options.objective) else "assumed",
         "params": list(options.params),
         "seeds": options.seeds,
         "policies": list(options.policies),
@@ -249,11 +250,13 @@ def _spelled(configuration: Mapping[str, Any]) -> str:
 def _prose(found: dict[str, Any], reading: Reading, options: TableOptions) -> str:
     groups, policies = found["groups"], found["policies"]
     more = "more is better" if found["direction"] == "max" else "less is better"
+    more += {"assumed": ": the name does not tell, --direction min if it is not", "--direction": ", as --direction says"}.get(found["direction_from"], "")
     lines = [f"{found['table']}: {reading.rows} rows, {len(groups)} group{'s' * (len(groups) != 1)}, {options.objective} ({more}), {options.seeds} seeds."]
     for why, count in reading.left_out.items():
         lines.append(f"  left out: {count} row{'s' * (count != 1)}, {why} (first: {reading.examples[why]})")
     if reading.small:
         lines.append(f"  left out: {len(reading.small)} groups with one configuration each: there is nothing to choose")
+    lines += _noise_text(groups, policies)
     lines += ["", "Launches until 90 / 95 / 99 % of the best (mean over seeds ± the standard error of the 95 %):"]
     for group in groups if len(groups) <= _SHOWN else []:
         lines.append(f"  {group['name']}: {group['configurations']} configurations; {_default_text(group)}")
@@ -271,6 +274,16 @@ def _prose(found: dict[str, Any], reading: Reading, options: TableOptions) -> st
     for run in found.get("with_logs", []):
         lines += _logged_text(run)
     return "\n".join([*lines, "", *_judgement(found)])
+
+
+def _noise_text(groups: Sequence[dict[str, Any]], policies: Sequence[str]) -> list[str]:
+    """What the model knows that a study would have to learn: a policy launches every configuration once, which shows no noise."""
+    told = [group["noise"] for group in groups if group["noise"] is not None]
+    models = [name for name in policies if name in ("evidence", "gp")]
+    if not told or not models:
+        return []
+    size = f"{min(told):.1%}" if len(told) == 1 else f"{min(told):.1%} to {max(told):.1%}"
+    return [f"  noise of one launch: {size}, pooled over all repeated rows of a group, launched or not; {' and '.join(models)} {'is' if len(models) == 1 else 'are'} told it"]
 
 
 def _default_text(group: dict[str, Any]) -> str:

@@ -90,6 +90,32 @@ def test_a_journal_is_replayed_under_another_policy() -> None:
     assert document(str(HISTORY), "--policy", "evidence")["launches"] == found["launches"]
 
 
+def test_a_journal_is_replayed_for_any_metric_and_load_that_it_measured() -> None:
+    best = {words: document(str(HISTORY), "--policy", "evidence", *words)["best"] for words in ((), ("--objective", "ttft_p50_ms"), ("--concurrency", "1"))}
+    rates = [best[words]["value"] for words in best]  # type: ignore[index]
+    assert len(set(rates)) == 3, "the target's own, a latency, and the rate of a side level"
+    done = call(str(HISTORY), "--policy", "random", "--objective", "nothing")
+    assert done.exit_code == 2 and "measured no nothing" in done.output and "tpot_p50_ms" in done.output
+    done = call(str(HISTORY), "--policy", "random", "--concurrency", "77")
+    assert done.exit_code == 2 and "measured nothing at concurrency 77" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["STUDY", "--seeds", "3"], "--seeds"), (["STUDY", "--verify", "--seeds", "3"], "--seeds"), (["STUDY", "--policy", "evidence", "--verify"], "--verify"),
+        (["STUDY", "--policy", "evidence", "--until", "3"], "--until"), (["STUDY", "--policy", "evidence", "--seeds", "3"], "--seeds"),
+        (["STUDY", "--from", "baseline"], "--from"), (["STUDY", "--objective", "x"], "--objective"), (["STUDY", "--where", "a=b"], "--where"),
+        (["--table", __file__, "--params", "a", "--objective", "b", "--verify"], "--verify"),
+        (["--table", __file__, "--params", "a", "--objective", "b", "--policy", "tpe"], "--policy"),
+    ],
+)  # fmt: skip
+def test_an_option_that_would_say_nothing_is_refused_with_where_it_belongs(words: list[str], option: str) -> None:
+    done = call(*[str(HISTORY) if word == "STUDY" else word for word in words])
+    assert done.exit_code == 2 and f"{option} says nothing here" in done.output
+    assert "belongs to: optimize replay" in done.output or "a policy with luck" in done.output
+
+
 def test_what_an_older_policy_decided_otherwise_is_named_with_the_place_and_the_reason() -> None:
     done = call(str(HISTORY), "--verify")
     assert done.exit_code == 6, done.output

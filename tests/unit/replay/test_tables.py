@@ -55,7 +55,10 @@ def test_missing_cells_are_settings_that_were_not_given_and_rows_without_a_resul
 def test_text_in_numbers_leaves_the_row_out_with_its_line() -> None:
     table = "tp,tps\n1,100\n2,fast\n4,300\n8,nan\nmany,500\n16,inf\n2,120\n8,400\n3,130\n"
     found = read_tables(table, ["tp"], "tps")
-    assert found.left_out == {"tps holds text instead of a number": 3, "tp holds text where other rows hold numbers": 1}
+    assert found.left_out == {
+        "tps holds text instead of a number": 1, "tps holds nan or inf, which no run measures": 2, "tp holds text where other rows hold numbers": 1,
+    }  # fmt: skip
+    assert found.examples["tps holds nan or inf, which no run measures"] == "line 5"
     assert found.examples["tp holds text where other rows hold numbers"] == "line 6"
     assert [point["tp"] for point in found.tables[0].points] == [1, 4, 2, 8, 3]
 
@@ -122,12 +125,27 @@ def test_a_column_of_json_objects_gives_its_keys() -> None:
     [
         ("total_throughput_tps", "max", "throughput"), ("tput_per_gpu", "max", "per_gpu"), ("p99_ttft_ms", "min", "latency"),
         ("mean_intvty", "max", "latency"), ("tokens_per_s", "max", "throughput"), ("median_tpot", "min", "latency"), ("objective_0", "max", "throughput"),
-        ("duration_s", "min", "latency"), ("score", "max", "throughput"),
+        ("duration_s", "min", "latency"), ("score", "max", "throughput"), ("p99", "min", "latency"), ("p99_ms", "min", "latency"), ("e2e", "min", "latency"),
+        ("mean_e2el_s", "min", "latency"), ("wall_s", "min", "latency"), ("ms_per_token", "min", "latency"), ("s/it", "min", "latency"), ("p99.9", "min", "latency"),
+        ("TTFT (ms)", "min", "latency"), ("tok/s", "max", "throughput"), ("tokens_s", "max", "throughput"), ("p99_tps", "max", "throughput"),
+        ("error_rate", "min", "latency"), ("hit_rate", "max", "throughput"), ("tokens_per_joule", "max", "throughput"), ("cost_per_million_tokens", "min", "latency"),
+        ("tps_per_watt", "max", "throughput"), ("time_per_output_token", "min", "latency"), ("busbw_gbps", "max", "throughput"), ("avg_ts", "max", "throughput"),
     ],
 )  # fmt: skip
 def test_the_name_of_the_objective_tells_its_direction(objective: str, direction: str, effect: str) -> None:
     assert direction_of(objective) == direction
     assert effect_of(objective, direction_of(objective)) == effect
+
+
+def test_a_direction_that_the_name_does_not_tell_is_called_assumed(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("tp,score,p99\n1,10,3\n2,20,4\n2,22,4\n")
+    words = ("--table", str(path), "--params", "tp", "--policies", "evidence,random", "--seeds", "3")
+    said = call(*words, "--objective", "score").output
+    assert "more is better: the name does not tell, --direction min if it is not" in said
+    assert "pooled over all repeated rows of a group, launched or not; evidence is told it" in said
+    assert "(less is better, as --direction says)" in call(*words, "--objective", "score", "--direction", "min").output
+    assert "(less is better)" in call(*words, "--objective", "p99").output
 
 
 @pytest.mark.gate("S9")
