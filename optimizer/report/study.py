@@ -4,14 +4,12 @@ unit, the launches behind it and its interval."""
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from optimizer.core.closing import PLAIN_ENDINGS, half_of, is_confirmed_better, pooled, summary
+from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, summary
 from optimizer.core.plan import Plan
 from optimizer.core.state import State
-from optimizer.core.tradeoff import front, measured
 from optimizer.engines import deploy
 from optimizer.engines.base import Command, Engine
 from optimizer.engines.deploy import Deployment
@@ -23,6 +21,7 @@ from optimizer.model.step import Launch
 from optimizer.report import reproducing
 from optimizer.report.both_sides import both_sides, both_sides_markdown
 from optimizer.report.document import changes_kept, left, ruled_out, trials, untried
+from optimizer.report.front_view import front_markdown
 from optimizer.report.kept import explained
 from optimizer.report.prose import changes_text, number, result_text, sentence
 
@@ -63,13 +62,26 @@ def launch_files(commander: Commander, state: State, plan: Plan) -> dict[str, st
     values = {**state.given, **settings.values}
     scripts = render(command, changed, comments)
     identity = adapter.identity(command.argv, commander.session.flags)
+    gpus, nodes = _gpus(adapter, values, context.gpu_count, command.env)
+    version = context.engine_version or str(state.evidence.value("engine.version") or "")
     carried = Deployment(
-        name=f"optimize-{study}", port=identity.port, health_path=adapter.ready(identity.port).probe.path, listens_on=identity.host, gpus=adapter.gpus_of(values) if context.gpu_count else 0,
-        start_s=max(commander.session.ready_s.values(), default=0.0), image=adapter.image_of(context.engine_version), cwd=context.launch.cwd,
-        model_path=context.model_path if (context.model_path or "").startswith("/") else None,
+        name=f"optimize-{study}", port=identity.port, health_path=adapter.ready(identity.port).probe.path, listens_on=identity.host, gpus=gpus, nodes=nodes,
+        start_s=max(commander.session.ready_s.values(), default=0.0), image=adapter.image_of(version, gpu=gpus > 0), program=adapter.image_program or None,
+        cwd=context.launch.cwd, model_path=context.model_path,
         notes=(*comments, *(changes_text({name: value}) for name, value in changed.items())),
     )  # fmt: skip
     return {**scripts, **deploy.files(command, carried), "changes.diff": _difference(render(before, {}), render(command, {}))}
+
+
+def _gpus(adapter: Engine, values: Mapping[str, Any], of_box: int, env: Mapping[str, str | None]) -> tuple[int, int]:
+    """(GPUs that the command uses on its box, nodes that run the model together). An engine without parallel sizes spreads over what it sees."""
+    nodes = values.get("nnodes")
+    nodes = nodes if isinstance(nodes, int) and nodes > 1 else 1
+    shown = env.get("CUDA_VISIBLE_DEVICES")
+    visible = of_box if shown is None else len([item for item in shown.split(",") if item.strip() not in ("", "-1")])
+    if not visible:
+        return 0, nodes
+    return (-(-adapter.gpus_of(values) // nodes) if adapter.parallel_params else visible), nodes
 
 
 def _final(settings: Settings) -> Launch:
@@ -120,7 +132,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     lines += _levels(result)
     lines += _boxes(result)
     lines += _changes(entries, state, plan)
-    lines += _front(state)
+    lines += front_markdown(state)
     lines += _answers(result, state)
     lines += _waterfall(state)
     lines += _trials(state)
@@ -192,24 +204,6 @@ def _changes(entries: Sequence[Entry], state: State, plan: Plan) -> list[str]:
         claims = "; ".join(f"{cause['id']}: {cause['claim'].rstrip('.')}" for cause in change["causes"])
         lines.append(f"- `{change['text']}`: {claims}. Measured {change['measured']} (kept at entry {change['entry']})")
     return ["## What was changed, and why", "", *lines, ""] if lines else []
-
-
-def _front(state: State) -> list[str]:
-    """The settings that no other beats in throughput and latency at once, of a study that searched them."""
-    if state.spec is None or not state.spec.tradeoff:
-        return []
-    load, latency, noise = state.spec.workload.concurrency, state.spec.tradeoff, pooled(state)
-    points = measured(state, latency, load)
-    rows = []
-    for point in front(points):
-        spread = math.exp(half_of(state, state.arms[point.settings.digest].results, noise))
-        rows.append(f"| {changes_text(point.settings.values)} | {number(point.rate)} [{number(point.rate / spread)}, {number(point.rate * spread)}] | "
-                    f"{number(point.latency_ms)} | {point.launches} |")  # fmt: skip
-    if not rows:
-        return ["## Throughput against latency", "", f"No launch told {latency}.", ""]
-    said = f"Of {len(points)} settings measured at concurrency {load}, those that no other beats in both at once:"
-    head = [f"| settings | output tok/s, 95 % interval over launches | {latency} | launches |", "|---|---|---|---|"]
-    return ["## Throughput against latency", "", said, "", *head, *rows, ""]
 
 
 def _answers(result: Mapping[str, Any], state: State) -> list[str]:
