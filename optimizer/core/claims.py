@@ -4,11 +4,10 @@ are recomputed as they were decided. Pure; it judges no setting."""
 
 from __future__ import annotations
 
+from optimizer.core import since
 from optimizer.core.state import ArmState, State, metric_value
 from optimizer.model.measurement import LoadPoint
 from optimizer.model.target import Bound, claimed, percentile_of, unit_of
-
-SINCE_POLICY = 4
 
 
 def holds(state: State, bound: Bound, point: LoadPoint) -> bool:
@@ -32,7 +31,6 @@ def unshown(state: State, arm: ArmState) -> str:
 
 
 def _value(state: State, metric: str, point: LoadPoint) -> float | None:
-    old = state.spec is None or state.spec.policy_version < SINCE_POLICY
-    if old or percentile_of(metric) is None:
+    if percentile_of(metric) is None or not since.decides_by(state.spec, since.PROVEN_PERCENTILES):
         return metric_value(point, metric)
     return claimed(metric, point.metrics)

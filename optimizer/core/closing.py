@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from optimizer.core import answers, boxes, claims, economy, goodput
+from optimizer.core import answers, boxes, claims, economy, goodput, since
 from optimizer.core.once import once_measured
 from optimizer.core.plan import Plan
 from optimizer.core.score import probability_of
@@ -130,7 +130,7 @@ def _why_nothing(state: State) -> str:
 def _beyond_the_roofline(state: State) -> str:
     """What contradicts the roofline of this GPU; empty where nothing does, and for studies from before that was said."""
     assert state.spec is not None
-    found = state.ceiling if state.spec.policy_version >= 3 else None
+    found = state.ceiling if since.decides_by(state.spec, since.ROOFLINE_SAID) else None
     reasons = (str(level.get("unknown") or "") for level in (found or {}, *(found or {}).get("side", ())))
     return next((why.removeprefix("contradiction: ") for why in reasons if why.startswith("contradiction: ")), "")
 

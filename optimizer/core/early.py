@@ -3,7 +3,7 @@ the load generator only compares with it, and what was measured until then is ju
 
 import math
 
-from optimizer.core import closing
+from optimizer.core import closing, since
 from optimizer.core.state import State
 
 FIRST_SHARE = 1 / 3  # of the window that is measured in any case
@@ -15,7 +15,7 @@ def stop_below(state: State) -> float | None:
     judge's quick exit and what so short a window can miss by. None where nothing may be stopped early."""
     spec, test = state.spec, state.test
     # Version 1 measured every candidate to its end; journals of it are recomputed as they were.
-    if spec is None or spec.policy_version < 2 or spec.thorough or test is None or test.settings is None:
+    if spec is None or not since.decides_by(spec, since.EARLY_STOP) or spec.thorough or test is None or test.settings is None:
         return None
     if spec.tradeoff or spec.policy != "evidence":  # a slow launch may be the one with the best latency; a sampler learns from every rate
         return None

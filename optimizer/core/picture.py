@@ -12,6 +12,7 @@ from optimizer.ceiling.reach import out_of_reach as reach
 from optimizer.ceiling.shape import shape_from_config, shape_from_facts
 from optimizer.ceiling.waterfall import bucket_share as share_of
 from optimizer.ceiling.waterfall import observed_efficiency
+from optimizer.core import since
 from optimizer.core.once import once, once_for
 from optimizer.core.plan import Plan
 from optimizer.core.roofline import ceiling_facts
@@ -182,7 +183,7 @@ def out_of_reach(state: State, plan: Plan, rows: Sequence[Mapping[str, Any]]) ->
         return "none", ""
     open_predictions = [(str(row["addresses"]), float(row["ratio"][1])) for row in rows if row["testable"] and row["ratio"]]
     current = max(result.value for result in state.base_arm.results)
-    answer = reach(primary.value, current, inputs.waterfall, open_predictions, first_words=state.spec.policy_version < 4)
+    answer = reach(primary.value, current, inputs.waterfall, open_predictions, first_words=not since.decides_by(state.spec, since.UNITS_SAID))
     return answer.kind, "" if answer.kind == "none" else answer.sentence
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from optimizer.core import closing, learned
+from optimizer.core import closing, learned, since
 from optimizer.core.once import once_extended
 from optimizer.core.plan import Plan
 from optimizer.core.resolve import canonical_settings
@@ -64,7 +64,7 @@ def hypothesis(state: State, plan: Plan) -> Playbook | None:
         return None
     record, changes = found.record, difference(state, plan, found.record)
     ratio = predicted(state, found)
-    given = _given_then(record) if state.spec is not None and state.spec.policy_version >= 4 else _given_at_first(record)
+    given = _given_then(record) if since.decides_by(state.spec, since.UNITS_SAID) else _given_at_first(record)
     differs = f"this launch differs in {', '.join(sorted(changes))}" if changes else "this launch does not differ from it"
     actions: tuple[Action, ...] = (SetAction(params=changes),) if changes else ()
     return Playbook(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizer.core import boxes, economy, picture, sampling
+from optimizer.core import boxes, economy, picture, sampling, since
 from optimizer.core.closing import pooled
 from optimizer.core.dimensions import pruned
 from optimizer.core.once import once
@@ -348,7 +348,7 @@ def _candidate(state: State, plan: Plan, book: Playbook, row: Mapping[str, Any])
 
 def _nothing_to_try(state: State, book: Playbook, action: SetAction | SpaceAction, points: Sequence[Mapping[str, Value]]) -> str:
     assert state.spec is not None
-    if state.spec.policy_version < 4 or not isinstance(action, SpaceAction) or points or state.beliefs.get(book.id, Belief()).tried:
+    if not since.decides_by(state.spec, since.UNITS_SAID) or not isinstance(action, SpaceAction) or points or state.beliefs.get(book.id, Belief()).tried:
         return "No point of its space is left that is worth a launch."
     lost = next((f" {other.text}" for other in book.actions if isinstance(other, HandOver)), "")
     return f"No setting is known to cure it: it names no point of {action.space} to try first, and a space is searched only once a first point paid off.{lost}"

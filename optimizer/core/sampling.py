@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optimizer.core import boxes
+from optimizer.core import boxes, since
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate, operands
 from optimizer.core.prior import Match, compared, is_like_here
@@ -21,7 +21,6 @@ from optimizer.model.playbook import Predicate, SpaceAction
 from optimizer.model.prior import EarlierStudy
 from optimizer.model.space import ARM, Param, Refusal, Space, Trial
 
-SINCE_POLICY = 3  # journals of versions before are recomputed as they were decided
 MOST_REJECTED = 16  # proposals that a rule refused, for one test: then nothing is left that may be launched
 MOST_REJECTED_OF_AN_ARM = 64  # it moves every parameter at once, so that most of its points break some rule
 WORTH_A_LAUNCH = math.log(1.02)  # over the current baseline: what an earlier study must have seen of a point that is tried first
@@ -31,7 +30,7 @@ MOST_EARLIER_TRIALS = 200
 
 def screens(state: State) -> bool:
     """Whether this study's proposals pass the rules before they are launched."""
-    return state.spec is not None and state.spec.policy_version >= SINCE_POLICY
+    return since.decides_by(state.spec, since.SCREENED_PROPOSALS)
 
 
 def live_params(space: Space, action: SpaceAction, look: Look) -> list[Param]:

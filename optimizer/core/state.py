@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from optimizer.core import boxes, goodput
+from optimizer.core import boxes, goodput, since
 from optimizer.core.whole_space import overlay
 from optimizer.errors import JournalCorrupt, JournalTooNew
 from optimizer.model.answers import AnswerPass
@@ -226,7 +226,7 @@ class State:
     def runs_of(self, settings: Settings, launch: str) -> int:
         """How often this launch may be measured until a run is usable: twice; three times where nothing was wrong but a rate that did not
         settle, which more patience may cure and another launch would not. Once a setting: a box that never settles ends the study."""
-        if self.spec is None or self.spec.policy_version < 3:
+        if not since.decides_by(self.spec, since.THIRD_RUN):
             return 2
         runs: dict[str, list[str]] = {}
         for known, why in self.arm(settings).invalid:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from optimizer.core import answers, claims, closing, economy, goodput, ledger
+from optimizer.core import answers, claims, closing, economy, goodput, ledger, since
 from optimizer.core.hopeless import hopeless
 from optimizer.core.judge import judge
 from optimizer.core.plan import Plan
@@ -326,7 +326,7 @@ def missed_by_noise(state: State) -> bool:
     setting differ by: then a second one is worth more than an ending."""
     assert state.spec is not None
     arm, primary = state.base_arm, state.spec.target.primary
-    if state.spec.policy_version < 3 or primary is None or arm.confirmed is None or len(arm.confirmations) != 1 or unmeasurable(state, arm):
+    if not since.decides_by(state.spec, since.SECOND_CONFIRMATION) or primary is None or arm.confirmed is None or len(arm.confirmations) != 1 or unmeasurable(state, arm):
         return False
     if primary.holds(arm.confirmed.value) or not _guards_hold(state, arm.confirmed.points):
         return False

@@ -1,0 +1,21 @@
+"""Which rules a study decides by: each rule that later releases changed, with the policy version since which it holds. A journal of an
+earlier version is recomputed as it was decided. Pure; it knows the pinned spec and nothing else."""
+
+from typing import Final
+
+from optimizer.model.study import StudySpec
+
+EARLY_STOP: Final = 2  # a candidate's measurement ends with its first windows where they show harm
+SCREENED_PROPOSALS: Final = 3  # what a sampler proposes passes the rules that every other change passes
+THIRD_RUN: Final = 3  # of a launch whose rate did not settle in two
+SECOND_CONFIRMATION: Final = 3  # where the first misses the target by noise
+ROOFLINE_SAID: Final = 3  # a measurement that the roofline contradicts is named where nothing is tuned
+PROVEN_PERCENTILES: Final = 4  # a percentile of the target is met where the requests prove it, not where it was measured
+UNITS_SAID: Final = 4  # what is out of reach, prior art and an idea without a launch are told with unit, launches and interval
+WEIGHED_WITH_NOISE: Final = 5  # a measurement moves a belief by the error term and the degrees of freedom of its interval
+SHARED_CREDIT: Final = 5  # of one launch with several causes each is credited with what the others leave open
+
+
+def decides_by(spec: StudySpec | None, rule: int) -> bool:
+    """Whether the study of this spec follows the rule; one that was not opened yet follows none."""
+    return spec is not None and spec.policy_version >= rule
