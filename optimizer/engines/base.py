@@ -109,6 +109,7 @@ class Engine(ABC):
     api: ClassVar[Literal["completions", "chat"]] = "completions"
     default_port: ClassVar[int]
     published_image: ClassVar[str] = ""  # container image of a release, with {version}
+    image_program: ClassVar[str] = ""  # where that image has the program, if not on its search path
     parallel_params: ClassVar[tuple[str, ...]] = ()  # their product is the number of GPUs of one server
     dialect: ClassVar[Dialect]
     quirks: ClassVar[Quirks]
@@ -290,8 +291,10 @@ class Engine(ABC):
         sizes = [values.get(name) for name in self.parallel_params]
         return math.prod(size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0)
 
-    def image_of(self, version: str | None) -> str | None:
-        """The engine's published image of a release; None for a build that is none."""
+    def image_of(self, version: str | None, *, gpu: bool = False) -> str | None:
+        """The engine's published image of a release; None for a build that is none, and without a GPU, as what is published is for GPUs."""
+        if not gpu:
+            return None
         released = version is not None and re.fullmatch(r"[0-9]+(\.[0-9]+)+(\.?post[0-9]+|rc[0-9]+)?", version)
         return self.published_image.format(version=version) if released and self.published_image else None
 

@@ -13,18 +13,26 @@ from typing import Any
 import yaml
 
 from optimizer.engines.base import Command
+from optimizer.engines.mounts import Named, model_on_disk, named_files
 from optimizer.engines.script import Word, is_secret, words_of
 from optimizer.model.base import Frozen
 
 # The caches and the search path belong to the box where it was measured: an image has its own.
-_OF_THE_BOX = re.compile(r"^(?:PATH|LD_LIBRARY_PATH|LIBRARY_PATH|PYTHONPATH|PYTHONHOME|VIRTUAL_ENV|CONDA_PREFIX|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE)$")
+_OF_THE_BOX = re.compile(
+    r"^(?:PATH|LD_LIBRARY_PATH|LIBRARY_PATH|PYTHONPATH|PYTHONHOME|VIRTUAL_ENV|CONDA_PREFIX|XDG_CACHE_HOME"
+    r"|HF_HOME|HF_HUB_CACHE|TRANSFORMERS_CACHE|HUGGINGFACE_HUB_CACHE|CUDA_HOME|CUDA_PATH|(?:CUDA|NCCL|CUDNN)_VERSION)$"
+)
+_CHOSEN_GPUS = "CUDA_VISIBLE_DEVICES"  # a container is given its GPUs from outside, and counts them from 0
+_OFFLINE = re.compile(r"^(?:HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE)$")  # what the box had in its cache a fresh container has to fetch
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SECRETS_FILE = "/etc/optimize/{name}.env"
 
 
 class Deployment(Frozen):
     """What the files say beside the command. ``image``: where the engine publishes the version that was measured, or None.
-    ``start_s``: the longest start seen, for the probes. ``gpus``: how many the command uses; 0 on a CPU box."""
+    ``program``: where that image has the program, if not on its search path. ``start_s``: the longest start seen, for the probes.
+    ``gpus``: how many the command uses on this node; 0 on a CPU box. ``nodes``: how many run the model together.
+    ``model_path``: the model as the command names it, a path or a name that the engine fetches."""
 
     name: str
     port: int
@@ -33,6 +41,8 @@ class Deployment(Frozen):
     gpus: int
     start_s: float
     image: str | None = None
+    program: str | None = None
+    nodes: int = 1
     model_path: str | None = None
     cwd: str | None = None
     user: str | None = None
@@ -107,8 +117,9 @@ def _percent(text: str) -> str:
 
 def compose_file(command: Command, deployment: Deployment) -> str:
     """A compose file. ``$`` is doubled, as compose substitutes it."""
-    environment, _, secret = _split(command.env, portable=True)
+    environment, secret = _carried(command.env, deployment)
     words, _ = words_of(_in_image(command.argv, deployment))
+    named = _named(words, environment, deployment)
     address = _published_on(deployment)
     said = {name: value.replace("$", "$$") for name, value in environment.items()}
     said |= {name: f"${{{name}:?set {name}}}" for name in secret}
@@ -126,14 +137,18 @@ def compose_file(command: Command, deployment: Deployment) -> str:
             "interval": "15s", "timeout": "20s", "retries": 4, "start_period": f"{_start_limit_s(deployment)}s",
         },
     }  # fmt: skip
-    if deployment.model_path:
-        path = deployment.model_path.replace("$", "$$")
-        service["volumes"] = [{"type": "bind", "source": path, "target": path, "read_only": True}]  # a path may hold a colon
+    paths = [mount.path.replace("$", "$$") for mount in named.mounts]
+    if paths:
+        service["volumes"] = [{"type": "bind", "source": path, "target": path, "read_only": True} for path in paths]  # a path may hold a colon
+    if _relative(deployment):
+        service["working_dir"] = str(deployment.cwd).replace("$", "$$")
     if deployment.gpus:
-        device = {"driver": "nvidia", "count": deployment.gpus, "capabilities": ["gpu"]}
-        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+        chosen = _chosen(command.env)[: deployment.gpus]
+        which: dict[str, Any] = {"device_ids": chosen} if len(chosen) == deployment.gpus else {"count": deployment.gpus}
+        service["deploy"] = {"resources": {"reservations": {"devices": [{"driver": "nvidia", **which, "capabilities": ["gpu"]}]}}}
     reach = "only this machine reaches it; for others, write the address of their network there" if address in _LOOPBACK else "as --host of the measured command line"
-    return "\n".join([*_comments(deployment), f"# ports: published on {address}, {reach}."]) + "\n" + _yaml({"services": {"server": service}})
+    said_first = [*_comments(deployment), *_warnings(deployment, named), f"# ports: published on {address}, {reach}."]
+    return "\n".join(said_first) + "\n" + _yaml({"name": _dns_label(deployment.name), "services": {"server": service}})
 
 
 def _published_on(deployment: Deployment) -> str:
@@ -147,8 +162,9 @@ def _published_on(deployment: Deployment) -> str:
 
 def kubernetes_manifest(command: Command, deployment: Deployment) -> str:
     """A Deployment and a Service. Secrets come from a Secret of the same name; the model from a folder of the node."""
-    environment, _, secret = _split(command.env, portable=True)
+    environment, secret = _carried(command.env, deployment)
     words, needed = words_of(_in_image(command.argv, deployment))
+    named = _named(words, environment, deployment)
     name = _dns_label(deployment.name)
     labels = {"app": name}
     hidden = sorted({*secret, *(variable for variable, _ in needed)})
@@ -169,9 +185,13 @@ def kubernetes_manifest(command: Command, deployment: Deployment) -> str:
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     if deployment.gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": deployment.gpus}}
-    if deployment.model_path:
-        container["volumeMounts"].append({"name": "model", "mountPath": deployment.model_path, "readOnly": True})
-        volumes.append({"name": "model", "hostPath": {"path": deployment.model_path, "type": "Directory"}})
+    if _relative(deployment):
+        container["workingDir"] = deployment.cwd
+    for number, mount in enumerate(named.mounts):
+        volume = "model" if number == 0 and model_on_disk(deployment.model_path, deployment.cwd) else f"file-{number}"
+        kind = {"file": "File", "folder": "Directory"}.get(mount.kind)
+        container["volumeMounts"].append({"name": volume, "mountPath": mount.path, "readOnly": True})
+        volumes.append({"name": volume, "hostPath": {"path": mount.path, **({"type": kind} if kind else {})}})
     workload = {
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "labels": labels},
         "spec": {
@@ -183,7 +203,9 @@ def kubernetes_manifest(command: Command, deployment: Deployment) -> str:
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "labels": labels},
         "spec": {"selector": labels, "ports": [{"port": deployment.port, "targetPort": deployment.port}]},
     }  # fmt: skip
-    comments = _comments(deployment)
+    comments = [*_comments(deployment), *_warnings(deployment, named)]
+    if _chosen(command.env) and deployment.gpus:
+        comments.append(f"# GPUs: {_CHOSEN_GPUS} of the box is left out; which GPUs the pod gets is the cluster's choice.")
     if not deployment.image:
         comments.append("# IMAGE: one that holds the engine version that was measured.")
     if hidden:
@@ -202,7 +224,7 @@ def _dns_label(text: str) -> str:
 def _in_image(argv: Sequence[str], deployment: Deployment) -> list[str]:
     """The program by its name, as its folder on the box does not exist in an image; and listening on every address, as the
     loopback of a container is reached by nobody."""
-    program = argv[0].rpartition("/")[2]
+    program = deployment.program or argv[0].rpartition("/")[2]
     words = [re.sub(r"^python3?(\.\d+)?$", "python3", program), *argv[1:]]
     if deployment.listens_on not in _LOOPBACK:
         return words
@@ -234,13 +256,49 @@ def _split(env: Mapping[str, str | None], *, portable: bool = False) -> tuple[di
     return plain, unset, secret
 
 
+def _carried(env: Mapping[str, str | None], deployment: Deployment) -> tuple[dict[str, str], list[str]]:
+    """(plain variables, names of those that hold a secret) of a container: without what is the box's own."""
+    plain, _, secret = _split(env, portable=True)
+    fetched = model_on_disk(deployment.model_path, deployment.cwd) is None
+    left = {name: value for name, value in plain.items() if not (fetched and _OFFLINE.match(name)) and not (name == _CHOSEN_GPUS and deployment.gpus)}
+    return left, secret
+
+
+def _chosen(env: Mapping[str, str | None]) -> list[str]:
+    """The GPUs that the environment shows the server, by number or UUID."""
+    return [item.strip() for item in (env.get(_CHOSEN_GPUS) or "").split(",") if item.strip()]
+
+
+def _named(words: Sequence[Word], environment: Mapping[str, str], deployment: Deployment) -> Named:
+    return named_files([word.text for word in words[1:]], environment, model_on_disk(deployment.model_path, deployment.cwd))
+
+
+def _relative(deployment: Deployment) -> bool:
+    """Whether the command finds its model only from the folder where it was started."""
+    return deployment.cwd is not None and deployment.model_path != model_on_disk(deployment.model_path, deployment.cwd) is not None
+
+
+def _warnings(deployment: Deployment, named: Named) -> list[str]:
+    """What somebody has to see to before a container of this command starts, as comments."""
+    said = [f"{who or 'The command'} names {path}, which is not mounted: mount it if the server reads or writes it there." for who, path in named.others]
+    if deployment.model_path and model_on_disk(deployment.model_path, deployment.cwd) is None:
+        said.append(f"The container fetches {deployment.model_path} when it first starts: mount the engine's cache folder to keep it.")
+    if deployment.nodes > 1:
+        said.append(f"One of {deployment.nodes} nodes that run the model together: each needs its own, in a network where they reach one another.")
+    return [line for text in said for line in _commented(text)]
+
+
 def _start_limit_s(deployment: Deployment) -> int:
     """Three times the longest start seen, at least ten minutes: the first start on a new node compiles and downloads."""
     return max(600, round(3 * deployment.start_s))
 
 
 def _comments(deployment: Deployment) -> list[str]:
-    return [f"# {line}".rstrip() for note in deployment.notes for line in re.split(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", note)]
+    return [line for note in deployment.notes for line in _commented(note)]
+
+
+def _commented(text: str) -> list[str]:
+    return [f"# {line}".rstrip() for line in re.split(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", text)]
 
 
 def _yaml(value: Any) -> str:

@@ -50,6 +50,8 @@ _LONGEST_LOG = 2_000_000  # what is read back is said at the start
 class LlamaCpp(Engine):
     name: ClassVar = "llamacpp"
     default_port: ClassVar = 8080
+    published_image: ClassVar = "ghcr.io/ggml-org/llama.cpp:server-b{version}"
+    image_program: ClassVar = "/app/llama-server"
     model_param: ClassVar = "model"
     server_info_paths: ClassVar = ("/props",)
     settings_env: ClassVar = settings_pattern("LLAMA_", "GGML_")
@@ -102,6 +104,12 @@ class LlamaCpp(Engine):
         """It prints to stderr, so the build is known from the log and ``/props`` instead."""
         start, _ = self.parsed(original_argv, _NO_FLAGS)
         return [*original_argv[:start], "--version"]
+
+    def image_of(self, version: str | None, *, gpu: bool = False) -> str | None:
+        """By the number of the build (``b6000-1a2b3c4``); the image for NVIDIA's GPUs is another."""
+        build = re.match(r"b?(\d{4,})\b", version or "")
+        image = self.published_image.format(version=build[1]) if build else None
+        return image.replace(":server-", ":server-cuda-") if image and gpu else image
 
     def ready(self, port: int, host: str = "127.0.0.1") -> Ready:
         return Ready(base_url=f"http://{host}:{port}", probe=HttpRequest(path="/health"))

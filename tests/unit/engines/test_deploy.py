@@ -10,6 +10,7 @@ import yaml
 
 from optimizer.engines.base import Command
 from optimizer.engines.deploy import Deployment, compose_file, files, kubernetes_manifest, systemd_unit
+from tests.unit.engines.validators import checked_by_kubernetes, read_by_compose
 
 WORDS = ["plain", "two words", "it's", '"quoted"', "$HOME `id` $(id) ${X}", "100%", "%h", "", "*", '{"a": [1, 2]}', "ü", "--x=a b", "\\", "a\\nb", "yes", "30000:30000"]
 SECRET = "sk-" + "0123456789abcdef0123456789abcdef"
@@ -100,10 +101,6 @@ def test_the_container_is_published_where_the_server_listened(listens: str, publ
     assert f"# ports: published on {published.strip('[]')}" in text
 
 
-def has_compose() -> bool:
-    return shutil.which("docker") is not None and subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
-
-
 @pytest.mark.parametrize("path", ["/models/k26", "/mnt/a:b $c"])
 def test_the_model_is_mounted_where_it_was(path: str) -> None:
     service = yaml.safe_load(compose_file(command(), deployment(model_path=path)))["services"]["server"]
@@ -112,21 +109,18 @@ def test_the_model_is_mounted_where_it_was(path: str) -> None:
     assert "command" not in service  # an image's entry point would get it as arguments
 
 
-@pytest.mark.skipif(not has_compose(), reason="no docker compose here")
 @pytest.mark.parametrize("word", WORDS)
 def test_compose_itself_reads_every_word(word: str, tmp_path: Path) -> None:
     given = Command(argv=("/opt/venv/bin/python3", "-m", "sglang.launch_server", "--flag", word), env={"NCCL_PROTO": "LL", "ODD": ENV["ODD"]})
     (tmp_path / "compose.yaml").write_text(compose_file(given, deployment(image="lmsysorg/sglang:v0.5.12")))
-    done = subprocess.run(["docker", "compose", "-f", "compose.yaml", "config", "--no-interpolate"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert yaml.safe_load(done.stdout)["services"]["server"]["entrypoint"][-1].replace("$$", "$") == word
+    status, service, said = read_by_compose(tmp_path / "compose.yaml", {})
+    assert status == 0, said
+    assert service["entrypoint"][-1].replace("$$", "$") == word  # `config` doubles a dollar, so that it can be read again
 
 
 @pytest.mark.parametrize("changes", [{}, {"gpus": 0, "model_path": None}, {"image": "lmsysorg/sglang:v0.5.12"}])
 def test_kubernetes_schema_accepts_the_manifest(changes: dict[str, object]) -> None:
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate: the schemas of Kubernetes' releases, 22 MB")
-    for document in yaml.safe_load_all(kubernetes_manifest(command("--api-key", SECRET), deployment(**changes))):
-        validate.validate(document, "1.34", strict=True)
+    checked_by_kubernetes(list(yaml.safe_load_all(kubernetes_manifest(command("--api-key", SECRET), deployment(**changes)))))
 
 
 @pytest.mark.parametrize("given", [("--host", "127.0.0.1"), ("--host=localhost",), ()])
