@@ -19,6 +19,8 @@ from optimizer.model.canonical import canonical_json
 from optimizer.model.playbook import SpaceAction
 from optimizer.model.space import ALONE, ARM, Param
 
+_NAMED = 6  # parameters, and reasons, that a sentence names
+
 
 def is_arm(state: State) -> bool:
     """Whether a plain sampler decides what this study launches."""
@@ -67,6 +69,22 @@ def chosen(state: State, plan: Plan, look: Look, ground: Ground) -> dict[str, An
         "probability": 0.5, "score_db": 0.0, "value": 0.0, "discriminating_test": "One launch for each point.", "changes": None,
         "space": whole(engine), "space_params": names, "fixed": nothing, "grids": grids, "left_out": {**out, **left_out},
     }  # fmt: skip
+
+
+def without_a_point(state: State, plan: Plan, look: Look, ground: Ground) -> str:
+    """Why there is nothing for the sampler to launch, known from the build's help and the rules before anything was launched; empty
+    where a point may exist. What is not known yet refuses nothing."""
+    assert state.spec is not None
+    body = chosen(state, plan, look, ground)
+    if body["space_params"]:
+        return ""
+    asked = state.spec.params
+    reasons: dict[str, list[str]] = {}
+    for name in asked or sorted(body["left_out"]):
+        reasons.setdefault(str(body["left_out"].get(name, "it does not exist here")), []).append(name)
+    said = [f"{', '.join(names[:_NAMED])}{f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''}: {why}" for why, names in list(reasons.items())[:_NAMED]]
+    more = "Name others with --params, or leave it out: then all parameters that this build offers are searched." if asked else "No space of this engine has a parameter left."
+    return f"Control arm: no point of {'--params ' + ','.join(asked) if asked else 'any space'} exists here, so nothing was launched, the baseline included. {' '.join(said)} {more}"
 
 
 def best(state: State) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from optimizer.core.decision import BoxesDecision, Decision, PartDecision, Waiti
 from optimizer.core.decision import Conclude as Conclude
 from optimizer.core.decision import Finished as Finished
 from optimizer.core.plan import Plan
+from optimizer.core.since import ARM_NEEDS_A_POINT, decides_by
 from optimizer.core.state import State, Test
 from optimizer.core.turns import next_turn
 from optimizer.errors import OptimizerError
@@ -90,6 +91,14 @@ def _survey(state: State, plan: Plan) -> PartDecision | None:
         return _close("unfit", f"{state.box} is of another class than {model.box}, so one says nothing about the other: {'; '.join(differences)}. "
                       "Tune it in a study of its own.")  # fmt: skip
     return None
+
+
+def _has_a_point(state: State, plan: Plan) -> Decision | None:
+    """A control arm whose parameters this build or this box does not have ends before its baseline is paid for."""
+    if not control.is_arm(state) or state.armed or state.base_arm.results or not decides_by(state.spec, ARM_NEEDS_A_POINT):
+        return None
+    why = control.without_a_point(state, plan, rank.view(state, plan), rank.ground(state, plan))
+    return _close("nothing_to_tune", why) if why else None
 
 
 def _stuck(state: State, plan: Plan) -> Decision | None:
@@ -441,4 +450,4 @@ _RULES: tuple[Callable[[State, Plan], PartDecision | None], ...] = (
     _nothing_left,
 )
 # No ranking, no cheap tests, no causes: what a plain sampler would do in the same hands.
-_RULES_OF_AN_ARM = (*_EVERY_STUDY, _facts_of_the_box, _sample, _nothing_left)
+_RULES_OF_AN_ARM = (_survey, _has_a_point, *_EVERY_STUDY[1:], _facts_of_the_box, _sample, _nothing_left)

@@ -13,6 +13,8 @@ ROOFLINE_SAID: Final = 3  # a measurement that the roofline contradicts is named
 PROVEN_PERCENTILES: Final = 4  # a percentile of the target is met where the requests prove it, not where it was measured
 UNITS_SAID: Final = 4  # what is out of reach, prior art and an idea without a launch are told with unit, launches and interval
 WEIGHED_WITH_NOISE: Final = 5  # a measurement moves a belief by the error term and the degrees of freedom of its interval
+ARM_NEEDS_A_POINT: Final = 5  # a control arm whose parameters do not exist here ends before its baseline
+FRONT_PRUNED: Final = 5  # the search of a front leaves out what only ruled-out causes would change
 SHARED_CREDIT: Final = 5  # of one launch with several causes each is credited with what the others leave open
 
 

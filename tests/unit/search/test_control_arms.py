@@ -60,9 +60,9 @@ class Box(ModelBox):
         return super()._do(step)
 
 
-def run(policy: str, target: str = "700tps@16", *, launches: int = 12, params: tuple[str, ...] = (), **box: Any) -> tuple[Box, State, MemoryLog]:
+def run(policy: str, target: str = "700tps@16", *, launches: int = 12, params: tuple[str, ...] = (), version: int = 5, **box: Any) -> tuple[Box, State, MemoryLog]:
     made, log = Box(GIVEN, speed, original=True, **box), MemoryLog()
-    study = spec(target, budget=Budget(minutes=100_000, launches=launches), policy=policy, params=params)
+    study = spec(target, budget=Budget(minutes=100_000, launches=launches), policy=policy, params=params, policy_version=version)
     log.append("opened", {"spec": study.plain()}, expect=0)
     return made, asyncio.run(drive(log, made, PLAN)), log
 
@@ -114,6 +114,24 @@ def test_only_the_parameters_that_were_named_are_moved() -> None:
     chosen = next(entry.body for entry in log.read() if entry.kind == "chosen")
     assert chosen["left_out"] == {"max_num_seqs": "Nothing sets it on this build."}
     assert len(launched(box)) == 7 and state.closed is not None, "six points were left beside the one that ran, and their best was confirmed"
+
+
+@pytest.mark.parametrize("original", [True, False])
+def test_an_arm_whose_parameters_do_not_exist_here_ends_before_its_baseline(original: bool) -> None:
+    """The help and the rules know it before anything is launched or measured; which parameter, and why, is said."""
+    made, log = Box(GIVEN, speed, original=original), MemoryLog()
+    study = spec("700tps@16", budget=Budget(minutes=100_000, launches=12), policy="tpe", params=("max_num_seqs",), policy_version=5)
+    log.append("opened", {"spec": study.plain()}, expect=0)
+    state = asyncio.run(drive(log, made, PLAN))
+    assert state.closed is not None and state.closed["ending"] == "nothing_to_tune" and state.closed["launches"] == state.closed["launches_baseline"] == 0
+    assert "no point of --params max_num_seqs exists here, so nothing was launched" in state.closed["reason"] and "Nothing sets it on this build." in state.closed["reason"]
+    assert not [step for step in made.calls if isinstance(step, Launch | Measure)] and (list(made.running) == ["original"]) is original
+    assert verify(log.read(), lambda seq: PLAN).mismatches == ()
+
+
+def test_an_arm_of_policy_4_learns_it_after_its_baseline() -> None:
+    _, state, log = run("tpe", params=("max_num_seqs",), version=4)
+    assert state.base_arm.results and state.closed is not None and verify(log.read(), lambda seq: PLAN).mismatches == ()
 
 
 def test_a_sampler_that_comes_back_to_a_measured_point_ends_the_search() -> None:
