@@ -344,7 +344,7 @@ def _propose(state: State, plan: Plan, test: Test) -> Step:
         fixed=sampling.held(state, plan, test),
         history=sampling.history(state, plan, test),
         seed=derived_seed(state.spec.study, "propose", state.launch_count, *((len(test.rejected),) if control.is_arm(state) else ())),
-        pending=sampling.pending_points(state, test),
+        pending=sampling.pending_points(state, plan, test),
         sampler=state.spec.policy if state.spec.policy != "evidence" else state.spec.sampler if sampling.screens(state) else "tpe",
         grids=dict(test.grids),
         try_first=sampling.try_first(state, plan, test),

@@ -65,6 +65,11 @@ class Ground:
         return {effect: tuple(rules) for effect, rules in found.items()}
 
     @cached_property
+    def renamed(self) -> Mapping[str, Param]:
+        """The parameters some of whose values have several names."""
+        return {param.name: param for space in self.spaces for param in space.params if param.same}
+
+    @cached_property
     def resolved(self) -> dict[str, Settings]:
         """Resolved forms that were worked out before, by the digest of what was asked."""
         return {}
@@ -187,6 +192,7 @@ def resolved_form(settings: Settings, ground: Ground) -> Settings:
 
 def _resolved_form(settings: Settings, ground: Ground) -> Settings:
     values = dict(canonical_settings(settings, keep_none=False).values)
+    values |= {name: param.one(values[name]) for name, param in ground.renamed.items() if name in values}
     for _ in range(_MOST_ROUNDS):
         changed = False
         view = Look(ground.evidence, _PointView(values, ground, frozenset(values)), ground.box or {})

@@ -263,7 +263,7 @@ def in_range(param: Param, value: Value) -> bool:
     if value is None:
         return False
     if param.grid:
-        return any(_equal(value, item) for item in param.grid)
+        return any(_equal(param.one(value), item) for item in param.grid)
     if param.type == "bool":
         return isinstance(value, bool)
     number = _number(value)

@@ -96,20 +96,19 @@ def history(state: State, plan: Plan, test: Test) -> tuple[Trial, ...]:
     the engine or the memory model refused, as what cannot run."""
     if test.hypothesis == ARM:
         return _of_an_arm(state, plan, test)
-    rows = []
+    rows, declared = [], _declared(plan, test)
     for arm in state.arms.values():
-        point = _point_of(state, arm)
-        params = {name: point[name] for name in test.space_params if point.get(name) is not None}
+        params = _restricted(_point_of(state, arm), test, declared)
         value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
         if value is not None or arm.crashed:
             rows.append(Trial(params=params, value=value, infeasible=value is None, violations=_violations(state, arm), second=_second(state, arm)))
     for arm, carried in boxes.measured_elsewhere(state):
-        params = {name: arm.settings.values[name] for name in test.space_params if arm.settings.values.get(name) is not None}
+        params = _restricted(arm.settings.values, test, declared)
         rows.append(Trial(params=params, value=carried, infeasible=carried is None, violations=_violations(state, arm)))
     if not screens(state):
         return tuple(rows)
     first = {canonical_json(point) for point in try_first(state, plan, test)}
-    rows += [trial for trial in _earlier(state, test) if canonical_json(trial.params) not in first]
+    rows += [trial for trial in _earlier(state, plan, test) if canonical_json(trial.params) not in first]
     rows += [Trial(params=dict(one["params"]), value=None, infeasible=True, note="refused before a launch") for one in test.rejected if one["infeasible"]]
     return tuple(rows)
 
@@ -133,15 +132,11 @@ def try_first(state: State, plan: Plan, test: Test) -> tuple[dict[str, Value], .
     if not screens(state) or not state.base_arm.results or test.hypothesis == ARM:
         return ()
     now = math.fsum(result.ln for result in state.base_arm.results) / len(state.base_arm.results)
-    here = set()
-    for arm in state.arms.values():
-        point = _point_of(state, arm)
-        here.add(canonical_json({name: point[name] for name in test.space_params if point.get(name) is not None}))
+    declared = _declared(plan, test)
+    here = {canonical_json(_restricted(_point_of(state, arm), test, declared)) for arm in state.arms.values()}
     rejected = {canonical_json(dict(one["params"])) for one in test.rejected}
-    space = plan.space(test.space or "")
-    declared = {param.name: param for param in space.params} if space is not None else {}
     better = [
-        trial for trial in _earlier(state, test)
+        trial for trial in _earlier(state, plan, test)
         if trial.value is not None and trial.value > now + WORTH_A_LAUNCH and trial.params
         # Others stay in the history, where the sampler's answer names what today's space has no place for.
         and all(name in declared and in_range(declared[name], value) for name, value in trial.params.items())
@@ -157,20 +152,30 @@ def _point_of(state: State, arm: ArmState) -> Mapping[str, Value]:
     return {**arm.effective, **{name: value for name, value in given.items() if value is not None}} if screens(state) else given
 
 
-def _earlier(state: State, test: Test) -> list[Trial]:
+def _declared(plan: Plan, test: Test) -> dict[str, Param]:
+    space = plan.space(test.space or "")
+    return {param.name: param for param in space.params} if space is not None else {}
+
+
+def _restricted(point: Mapping[str, Value], test: Test, declared: Mapping[str, Param]) -> dict[str, Value]:
+    """What of a point the searched parameters are, each value under the one name that the space has for it."""
+    given = {name: point[name] for name in test.space_params if point.get(name) is not None}
+    return {name: declared[name].one(value) if name in declared else value for name, value in given.items()}
+
+
+def _earlier(state: State, plan: Plan, test: Test) -> list[Trial]:
     """The launches of earlier studies that compare with this one's: their ratio to their own baseline, carried over to ours."""
     assert state.spec is not None
     base = state.first_arm.results or state.first_arm.earlier
     if not base:
         return []
-    here = math.fsum(result.ln for result in base) / len(base)
+    here, declared = math.fsum(result.ln for result in base) / len(base), _declared(plan, test)
     found: list[Trial] = []
     for study in state.spec.earlier:
         if not _comparable(state, study):
             continue
         for arm in study.arms:
-            point = {**study.given, **arm.settings}
-            params = {name: point[name] for name in test.space_params if point.get(name) is not None}
+            params = _restricted({**study.given, **arm.settings}, test, declared)
             if params and len(found) < MOST_EARLIER_TRIALS:
                 value = None if arm.ln is None else round(here + arm.ln, 9)
                 found.append(Trial(params=params, value=value, infeasible=value is None, note=f"study {study.name}"))
@@ -182,12 +187,12 @@ def _comparable(state: State, study: EarlierStudy) -> bool:
     return isinstance(match, Match) and is_like_here(match)
 
 
-def pending_points(state: State, test: Test) -> tuple[dict[str, Value], ...]:
+def pending_points(state: State, plan: Plan, test: Test) -> tuple[dict[str, Value], ...]:
     """What other boxes measure at this moment, as values of the space's parameters: the sampler looks elsewhere."""
     points: list[dict[str, Value]] = []
     for peer in state.peers:
         if peer.test is not None and peer.test.settings is not None:
-            point: dict[str, Value] = {name: value for name in test.space_params if (value := peer.test.settings.values.get(name)) is not None}
+            point = _restricted(peer.test.settings.values, test, _declared(plan, test))
             points += [point] if point else []
     return tuple(points)
 

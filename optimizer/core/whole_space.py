@@ -66,7 +66,7 @@ def as_point(
         elif value is None and in_range(param, reported.get(param.name)):
             value = reported[param.name]
         if value is not None:
-            point[param.name] = value
+            point[param.name] = param.one(value)
     return point
 
 

@@ -306,6 +306,9 @@ class _Checks:
                 yield from self.condition(space.file, param.when, (*where, "when"))
             if param.builds is not None and in_builds("1.0", param.builds) is None:
                 yield self.at(space.file, (*where, "builds"), f"the range of builds {param.builds!r} cannot be read")
+            for other, value in param.same.items():
+                if other in param.grid or value not in param.grid:
+                    yield self.at(space.file, (*where, "same"), f"same: {other} has to be another name of a value of the grid, and {value!r} one of it")
             for fact in param.flips:
                 spec = self.library.vocabulary.by_name.get(fact)
                 if spec is None:

@@ -20,6 +20,7 @@ class Param(Frozen):
     env: str | None = None
     type: Literal["int", "float", "bool", "choice"]
     grid: tuple[Scalar | list[Scalar], ...] = ()  # int/float: allowed values in order; choice: the choices, which may be lists
+    same: dict[str, Scalar] = Field(default_factory=dict)  # choice: other names of a value of the grid, {NEXTN: EAGLE}; they are never proposed beside it
     low: FiniteFloat | None = None
     high: FiniteFloat | None = None
     needs: Needs = "relaunch"
@@ -30,6 +31,10 @@ class Param(Frozen):
     lossy: bool = False
     cost_launches: FiniteFloat = 1.0
     note: str = ""
+
+    def one(self, value: Value) -> Value:
+        """The value under the one name that the grid has for it."""
+        return self.same.get(value, value) if isinstance(value, str) else value
 
 
 class Space(Frozen):

@@ -14,9 +14,11 @@ import pytest
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look
 from optimizer.core.prior import launches_of
-from optimizer.core.refuse import Ground, refuse
-from optimizer.core.sampling import MOST_REJECTED, dimensions, sampled_params
-from optimizer.core.state import State, fold
+from optimizer.core.refuse import Ground, point_digest, refuse
+from optimizer.core.resolve import in_range
+from optimizer.core.sampling import MOST_REJECTED, _restricted, dimensions, sampled_params
+from optimizer.core.state import State, Test, fold
+from optimizer.core.whole_space import as_point
 from optimizer.engines.argv import tokens_for
 from optimizer.engines.registry import engine
 from optimizer.knowledge.library import Library, load_library
@@ -204,6 +206,23 @@ def test_a_sampler_with_nothing_left_launches_nothing() -> None:
     _, log = run(box)
     assert box.launched_with == [{"mem_fraction_static": 0.6}]
     assert any("No point of test/memory is left" in body["why"] for body in bodies(log, "refused"))
+
+
+def test_another_name_of_a_value_is_one_value_to_the_sampler_and_to_what_was_tried() -> None:
+    """NEXTN and EAGLE are one algorithm: what was launched as the one is not proposed as the other."""
+    drafts = Space(id="test/memory", engine="any", params=(
+        Param(name="speculative_algorithm", flag=("--speculative-algorithm",), type="choice", grid=("EAGLE",), same={"NEXTN": "EAGLE"}),
+        Param(name="speculative_num_steps", flag=("--speculative-num-steps",), type="int", grid=(1, 2)),
+    ))  # fmt: skip
+    ground = Ground(settings=Settings(values={"speculative_num_steps": 1}), evidence=Evidence(), flags=FlagTable(known=False), spaces=(drafts,))
+    tried = {point_digest(ground.settings.merged({"speculative_algorithm": "NEXTN"}), ground)}
+    assert [item.kind for item in refuse({"speculative_algorithm": "EAGLE"}, ground, tried=tried)] == ["duplicate"]
+    assert refuse({"speculative_algorithm": "EAGLE", "speculative_num_steps": 2}, ground, tried=tried) == ()
+    declared = {param.name: param for param in drafts.params}
+    searched = Test(hypothesis="x", entry=1, changes={}, settings=None, ratio=None, space=drafts.id, space_params=tuple(declared))
+    assert _restricted({"speculative_algorithm": "NEXTN", "speculative_num_steps": 1, "other": 3}, searched, declared) == {"speculative_algorithm": "EAGLE", "speculative_num_steps": 1}
+    assert in_range(declared["speculative_algorithm"], "NEXTN") and not in_range(declared["speculative_algorithm"], "NGRAM")
+    assert as_point({"speculative_algorithm": "NEXTN"}, {}, drafts.params, {}, {}) == {"speculative_algorithm": "EAGLE"}
 
 
 def test_dimensions_that_the_launches_show_to_matter_for_nothing_are_left_as_they_are() -> None:
