@@ -114,12 +114,13 @@ def foreign(python, name, url, streams, seconds):
 
 
 def ours(python, url, streams, seconds, stamped=False, tokens=TOKENS):
-    from optimizer.bench.calibrate import LOADGEN
+    from optimizer.bench.program import loadgen_program
+    from optimizer.transport.base import BOOTSTRAP
 
     prompts = {"seed": "1", "salt": "1", "vocabulary": "words", "prompt_tokens": 64}
     job = {"base_url": url, "model": "null", "concurrency": streams, "output_tokens": tokens, "prompts": prompts, "stamped": stamped}
     job.update(warmup_min_s=0.5, warmup_max_s=0.5, window_s=seconds)
-    done = subprocess.run([python, str(LOADGEN)], input=json.dumps(job).encode(), stdout=subprocess.PIPE, check=True, timeout=120)
+    done = subprocess.run([python, "-I", "-c", BOOTSTRAP], input=b"%d\n" % len(loadgen_program()) + loadgen_program() + json.dumps(job).encode(), stdout=subprocess.PIPE, check=True, timeout=120)
     summary = json.loads(done.stdout.splitlines()[-1])
     delay = summary["delay_real_ms"]
     at = {"p50": delay[0], "p99": delay[2]} if delay else {}

@@ -1,6 +1,6 @@
 """From a declared workload to the job that offers it: prompts, lengths, times, conversations. Pure: the same workload,
-seed and salt give the same requests on every machine. The generator of the texts itself lies in ``loadgen.py``, which
-must be one file; nothing is duplicated here.
+seed and salt give the same requests on every machine. The generator of the texts itself lies in ``plain/prompts.py``, which
+runs on the box; nothing is duplicated here.
 
 The salt names the launch (study, launch and run index): prompt heads differ between runs, so no cache of an earlier
 run can help; prompt bodies, lengths and times depend on the seed alone, so that every arm of a comparison is offered the
@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from optimizer.bench.loadgen import ASCII, WORDS, Prompts
+from optimizer.bench.plain.prompts import ASCII, WORDS, Prompts
 from optimizer.model.workload import Lengths, Workload
 
 __all__ = ["ASCII", "WORDS", "declared_cached_share", "drawn", "job_prompts", "offered", "prompts", "salt_of"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from optimizer.box import results
 from optimizer.box.frames import FrameReader
-from optimizer.box.program import compiled, compiled_shim_program, conductor_program, guard_program, shim_program
+from optimizer.box.program import compiled_shim_program, conductor_program, guard_program, shim_program
 from optimizer.box.results import (
     Cleaned,
     CommandOutput,
@@ -37,6 +37,7 @@ from optimizer.box.results import (
 from optimizer.crashpoint import crash_point
 from optimizer.errors import LinkLost, NeedsOperator, PythonMissing
 from optimizer.transport.base import BOOTSTRAP, Transport
+from optimizer.transport.packing import compiled
 
 MEMBER_TERM_S = 15.0  # how long a member of a deployment that ends with the others may take for it
 
@@ -260,14 +261,15 @@ class Box:
         """Has the guard take our launches down and bring the original back now; it needs nobody for that."""
         await self._call("order", 20, study=study, order="fire")
 
-    async def guard_ended(self, study: str, timeout_s: float) -> GuardStatus:
-        """Waits until the guard has obeyed. Raises NeedsOperator when it has not in time; it goes on all the same."""
+    async def guard_ended(self, study: str, timeout_s: float, *, tried: int | None = None) -> GuardStatus:
+        """Waits until the guard has obeyed: it ends, or with ``tried`` it has failed once more often than that, and stays. Raises
+        NeedsOperator when it has done neither in time; it goes on all the same."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         pause_s = 0.1
         while True:
             status = await self.guard_status(study)
-            if status.guard is None:
+            if status.guard is None or (tried is not None and status.tries > tried):
                 return status
             if loop.time() > end:
                 raise NeedsOperator(
@@ -353,19 +355,22 @@ class Box:
 
     async def restore_original(self, study: str, timeout_s: float = 1500) -> Restored:
         """Brings the original server back, and returns when it listens. The guard does it while it lives (it alone
-        knows the credentials); otherwise the record on the box must do. The guard is gone afterwards."""
+        knows the credentials), and stays where it cannot, to be asked again; otherwise the record on the box must do."""
         status = await self.guard_status(study)
         if status.guard is not None:
             await self.fire(study)
-            status = await self.guard_ended(study, timeout_s)
+            status = await self.guard_ended(study, timeout_s, tried=status.tries)
         fired = status.fired
-        if fired is not None:
-            if fired.restored is False or not fired.clean:
-                raise NeedsOperator(
-                    f"The guard on {self.name} could not bring the original server back: {fired.message or 'box not clean'}",
-                    hint=f"Look at ~/.optimizer/runs/{study}/guard/guard.log on the box.",
-                )
+        if fired is not None and fired.done:
             return Restored(pid=fired.pid, start_time=fired.start_time, log=fired.log, by_guard=True)
+        if fired is not None and status.guard is not None:
+            raise NeedsOperator(
+                f"The guard on {self.name} could not bring the original server back: {fired.message or 'box not clean'}",
+                why="The guard still holds what it needs for that, and does nothing more by itself.",
+                hint=f"Remove what is in the way, then: optimize restore --host {self.name} (or stop, or resume, of the study). "
+                f"What it tried: ~/.optimizer/runs/{study}/guard/guard.log on the box.",
+            )
+        # The guard is gone, having succeeded in nothing: the record on the disk must do.
         if not status.recorded:
             return Restored(pid=None, start_time=None, log=None, by_guard=False)
         try:
@@ -373,14 +378,16 @@ class Box:
                 begun = await self._call("start_original", 60, study=study, member=member)
                 await self._listens(begun, timeout_s)
             result = await self._call("start_original", 60, study=study)
-        except ShimRefused as refused:
-            if refused.kind == "secret_missing":
-                raise NeedsOperator(refused.message, hint=refused.hint) from refused
+            await self._listens(result, timeout_s)
+        except (ShimRefused, results.PortTaken) as refused:
+            if isinstance(refused, results.PortTaken) or refused.kind == "secret_missing":
+                raise NeedsOperator(refused.message, why="The original server does not run, and nothing is tried again by itself.",
+                                    hint=f"Then: optimize restore --host {self.name}, which sees what runs and removes the rest.") from refused  # fmt: skip
             raise
         return Restored(pid=result["pid"], start_time=result["start_time"], log=result["log"], by_guard=False)
 
     async def _listens(self, begun: Mapping[str, Any], timeout_s: float) -> None:
-        """Waits until a process of the original deployment that was started again listens: the next one asks it."""
+        """Waits until a process of the original that was started again listens: the next one asks it, and so do its users."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         while True:
@@ -390,8 +397,9 @@ class Box:
             if not seen["alive"] or loop.time() > end:
                 how = "ended again" if not seen["alive"] else "does not listen"
                 raise NeedsOperator(
-                    f"Process {begun['pid']} of the original deployment on {self.name} was started and {how}.",
-                    why="The deployment that ran before is not whole, and nothing more is tried by itself.", hint="Its log on the box says why; then `optimize restore --host …` again."
+                    f"Process {begun['pid']}, which brings the original back on {self.name}, was started and {how}.",
+                    why="What ran before is not whole, and nothing more is tried by itself.",
+                    hint=f"Its log on the box says why; then: optimize restore --host {self.name}",
                 )
             await asyncio.sleep(1.0)
 

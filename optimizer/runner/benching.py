@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from optimizer.bench import knee
 from optimizer.bench.calibrate import LOADGEN
+from optimizer.bench.program import loadgen_program
 from optimizer.bench.run import build_job, longest_s, missing, progress, summarise
 from optimizer.bench.so_far import so_far
 from optimizer.bench.workload import salt_of
@@ -88,10 +89,11 @@ class BoxSource:
 
     def __init__(self, box: Box, name: str, key: str | None) -> None:
         self._box, self._launch_id, self._key = box, f"{name}:load", key
+        self._program = loadgen_program(same_python=box.transport.same_python)
 
     async def run(self, job: Mapping[str, Any], on_line: Callable[[bytes], None]) -> None:
         env = {KEY_VARIABLE: self._key} if self._key else None
-        await self._box.run_job(LOADGEN.read_bytes(), json.dumps(job).encode() + b"\n", self._launch_id, longest_s(job), on_line, env_changes=env)
+        await self._box.run_job(self._program, json.dumps(job).encode() + b"\n", self._launch_id, longest_s(job), on_line, env_changes=env)
 
     async def stop(self) -> None:
         await self._box.sweep(self._launch_id, term_s=10, kill_s=5, gpu_wait_s=0)

@@ -7,7 +7,8 @@ import asyncio
 import json
 from typing import Any
 
-from optimizer.bench.calibrate import LOADGEN, NULLSERVER, best, calibration_job, judge, null_server_arguments
+from optimizer.bench.calibrate import NULLSERVER, best, calibration_job, judge, null_server_arguments
+from optimizer.bench.program import loadgen_program
 from optimizer.box.box import Box
 from optimizer.model.outcome import Done, Failed
 from optimizer.runner.base import Effect
@@ -38,7 +39,7 @@ async def calibrate(box: Box, launch_id: str, *, chunks_per_s: float, concurrenc
         for index in range(ROUNDS):
             job = json.dumps(calibration_job(f"http://127.0.0.1:{port.result()}", concurrency)).encode() + b"\n"
             lines: list[bytes] = []
-            await box.run_job(LOADGEN.read_bytes(), job, f"{launch_id}:load{index}", 60.0, lines.append)
+            await box.run_job(loadgen_program(same_python=box.transport.same_python), job, f"{launch_id}:load{index}", 60.0, lines.append)
             rounds.append(judge(lines, chunks_per_s, concurrency))
             if rounds[-1].sustains and rounds[-1].prompt:
                 break

@@ -7,10 +7,9 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from optimizer import bench
+from optimizer.bench.program import loadgen_program
 from optimizer.bench.run import STOPPED_EARLY, build_job, longest_s, progress, summarise
 from optimizer.bench.so_far import so_far
 from optimizer.bench.workload import salt_of
@@ -36,7 +35,6 @@ from optimizer.runner.silence import silent_part
 from optimizer.runner.survey import launch_json
 from optimizer.runner.witness import Watch
 
-LOADGEN = Path(bench.__file__).with_name("loadgen.py")
 # Between two levels. An engine learns that a client hung up only when it next looks: SGLang every four seconds for requests
 # that wait. On a real server with four slots the level at concurrency 1 stood still for its first seconds behind them.
 SETTLE_S = 6.0
@@ -166,7 +164,7 @@ async def offer_load(
         else:
             lines.append(line)
 
-    await box.run_job(LOADGEN.read_bytes(), json.dumps(job).encode() + b"\n", f"{spec.study}:{step.key}-{job_name}",
+    await box.run_job(loadgen_program(same_python=box.transport.same_python), json.dumps(job).encode() + b"\n", f"{spec.study}:{step.key}-{job_name}",
                       longest_s(job), on_line, env_changes={KEY_VARIABLE: given} if given else None)  # fmt: skip
     return summarise(lines, workload, level.concurrency), lines
 

@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.bench.program import loadgen_program
 from optimizer.box.program import conductor_program, guard_program, sampler_program, shim_program
 from tests.interpreters import supported
 from tests.old_syntax import parsed
 
 PACKAGE = Path(__file__).parents[2] / "optimizer"
-# The shim is sent as one text made of shim.py and everything in box/plain/; the others are sent as they are.
-PARTS = ["box/shim.py", *sorted(f"box/plain/{path.name}" for path in (PACKAGE / "box" / "plain").glob("*.py"))]
-WHOLE = ["box/guard.py", "bench/loadgen.py", "bench/nullserver.py"]
+# The shim and the load generator are each sent as one text, made of their file and what lies in plain/ beside it; the others are sent
+# as they are.
+PARTS = [
+    main if part is None else f"{folder}/plain/{part.name}"
+    for folder, main in (("box", "box/shim.py"), ("bench", "bench/loadgen.py"))
+    for part in (None, *sorted((PACKAGE / folder / "plain").glob("*.py")))
+]
+WHOLE = ["box/guard.py", "bench/nullserver.py"]
 FILES = [*PARTS, *WHOLE]
 OPTIONAL = {"bench/loadgen.py": {"uvloop"}, "bench/nullserver.py": {"uvloop"}}
 
@@ -47,7 +53,7 @@ def postponed(code: ast.Module) -> set[ast.AST]:
     return {inner for note in notes if note is not None for inner in ast.walk(note)}
 
 
-def problems(code: ast.Module, optional: set[str], *, part: bool = False) -> list[str]:
+def problems(code: ast.Module, optional: set[str], *, part: str = "") -> list[str]:
     found = []
     never_run = postponed(code)
     # What a file asks for before it uses it, hasattr(os, "pidfd_open"), or tries and can do without.
@@ -74,7 +80,7 @@ def problems(code: ast.Module, optional: set[str], *, part: bool = False) -> lis
             names = [node.module or "." * node.level]
         for name in names:
             top = name.partition(".")[0]
-            if part and (name + ".").startswith("optimizer.box.plain."):
+            if part and (name + ".").startswith(f"optimizer.{part}.plain."):
                 continue
             if top in MODULE_LATER or (top not in sys.stdlib_module_names and top not in optional):
                 found.append(f"line {line}: imports {name}")
@@ -94,7 +100,7 @@ def problems(code: ast.Module, optional: set[str], *, part: bool = False) -> lis
 
 @pytest.mark.parametrize("name", FILES)
 def test_syntax_and_imports(name: str) -> None:
-    assert not problems(tree(name), OPTIONAL.get(name, set()), part=name in PARTS)
+    assert not problems(tree(name), OPTIONAL.get(name, set()), part=name.partition("/")[0] if name in PARTS else "")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +128,7 @@ def test_every_python_of_this_machine_loads_what_is_sent() -> None:
     texts = {name: (PACKAGE / name).read_bytes() for name in WHOLE}
     texts["the guard as sent"] = guard_program()
     # Everything is loaded, and nothing run: the program's last line calls main.
-    for name, sent in (("the shim as sent", shim_program()), ("the conductor as sent", conductor_program()), ("the sampler as sent", sampler_program())):
+    for name, sent in (("the shim as sent", shim_program()), ("the conductor as sent", conductor_program()), ("the sampler as sent", sampler_program()), ("the load generator as sent", loadgen_program())):
         program, call, end = sent.rpartition(b"sys.modules[_main].main()")
         assert call
         assert not end.strip()

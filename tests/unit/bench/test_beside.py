@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from optimizer.bench import loadgen
+from optimizer.bench.plain import beside
 from optimizer.bench.run import summarise
 from optimizer.model.workload import Workload
-
-from .conftest import BENCH
 
 KEY = "sk-canary-0123456789abcdef"
 
@@ -29,13 +27,13 @@ def port_of(url: str) -> int:
 
 def test_a_listener_is_found_by_its_port(null_server: Any) -> None:
     url = null_server()
-    (pid,) = loadgen.listener_of(port_of(url))
+    (pid,) = beside.listener_of(port_of(url))
     assert b"nullserver.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    assert loadgen.listener_of(1) == set()
+    assert beside.listener_of(1) == set()
 
 
 def test_a_port_without_a_key_has_none(null_server: Any) -> None:
-    assert loadgen.key_of_server(port_of(null_server())) is None
+    assert beside.key_of_server(port_of(null_server())) is None
 
 
 @pytest.mark.parametrize("how", ["argument", "argument=", "environment", "parent"])
@@ -47,7 +45,7 @@ def test_the_key_is_read_from_the_server_itself(how: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, env=env, start_new_session=True)
     try:
         assert process.stdout is not None
-        assert loadgen.key_of_server(int(process.stdout.readline())) == KEY
+        assert beside.key_of_server(int(process.stdout.readline())) == KEY
     finally:
         os.killpg(process.pid, 9)
         process.wait()
@@ -73,7 +71,7 @@ def test_a_server_that_repeats_the_key_in_its_error_does_not_give_it_away(null_s
 
 def test_cpus_are_chosen_away_from_the_server(null_server: Any, load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     url = null_server("--gap-ms", "2")
-    (pid,) = loadgen.listener_of(port_of(url))
+    (pid,) = beside.listener_of(port_of(url))
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
         pytest.skip("one CPU leaves nothing to choose")
@@ -83,9 +81,9 @@ def test_cpus_are_chosen_away_from_the_server(null_server: Any, load: Any, monke
     # Where the server may run anywhere: the quietest core, with all of its threads, the last of equals.
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     busy = iter([{0: 0, 1: 0, 2: 0, 3: 0}, {0: 90, 1: 5, 2: 40, 3: 5}])
-    monkeypatch.setattr(loadgen, "_busy", lambda: next(busy))
-    monkeypatch.setattr(loadgen, "_lines", lambda path: [])
-    assert loadgen.cpus_away_from(1, look_s=0.0) == [3]
+    monkeypatch.setattr(beside, "_busy", lambda: next(busy))
+    monkeypatch.setattr(beside, "_lines", lambda path: [])
+    assert beside.cpus_away_from(1, look_s=0.0) == [3]
 
 
 def test_counters_of_each_engine() -> None:
@@ -94,13 +92,13 @@ def test_counters_of_each_engine() -> None:
         b'vllm:generation_tokens_total{engine="0",model_name="m"} 12.0\nvllm:generation_tokens_total{engine="1",model_name="m"} 3e2\n'
         b'vllm:prompt_tokens_total{engine="0"} 7.0\nvllm:generation_tokens_created 9\n'
     )
-    assert loadgen.counters_of(page) == (7.0, 312.0)
-    assert loadgen.counters_of(b"llamacpp:prompt_tokens_total 5\nllamacpp:tokens_predicted_total 6\n") == (5.0, 6.0)
-    assert loadgen.counters_of(b"sglang:generation_tokens_total 4.0\n") == (None, 4.0)
-    assert loadgen.counters_of(b"nothing") == (None, None)
+    assert beside.counters_of(page) == (7.0, 312.0)
+    assert beside.counters_of(b"llamacpp:prompt_tokens_total 5\nllamacpp:tokens_predicted_total 6\n") == (5.0, 6.0)
+    assert beside.counters_of(b"sglang:generation_tokens_total 4.0\n") == (None, 4.0)
+    assert beside.counters_of(b"nothing") == (None, None)
     recorded = next((Path(__file__).parents[2] / "recordings/vllm-0.32-cpu").rglob("metrics*.txt"), None)
     if recorded is not None:
-        prompt, generated = loadgen.counters_of(recorded.read_bytes())
+        prompt, generated = beside.counters_of(recorded.read_bytes())
         assert prompt is not None and generated is not None and generated > 0
 
 
@@ -167,7 +165,3 @@ def test_tls_with_its_certificate_and_a_class_without(tls_server: tuple[str, Pat
     assert point.metrics["output_tokens_per_s"] > 0
     distrusted = load(url, window_s=0.5)
     assert set(distrusted.summary["errors"]) == {"tls"} and not distrusted.stderr
-
-
-def test_loadgen_is_where_it_is_said_to_be() -> None:
-    assert (BENCH / "loadgen.py").samefile(loadgen.__file__)

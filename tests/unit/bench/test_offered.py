@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.bench.loadgen import Generator
+from optimizer.bench.plain.generator import Generator
 from optimizer.bench.run import build_job, summarise
 from optimizer.bench.workload import declared_cached_share, drawn, offered
 from optimizer.model.measurement import ValidityCode
@@ -27,7 +27,7 @@ def bodies(workload: Workload, count: int, **more: Any) -> list[dict[str, Any]]:
     made = generator(workload, **more)
     found = []
     for _ in range(count):
-        message = made.message(made._new_request(0.0, session=made._new_session()))
+        message = made.message(made.asking.new_request(0.0, session=made.asking.new_session()))
         found.append(json.loads(message.partition(b"\r\n\r\n")[2]))
     return found
 
@@ -73,7 +73,7 @@ def test_prefix_groups_take_turns() -> None:
 def test_arrivals_of_each_kind() -> None:
     def gaps(count: int, **load: Any) -> list[float]:
         made = generator(Workload(**load))
-        return [made._gap() for _ in range(count)]
+        return [made.arrivals.gap() for _ in range(count)]
 
     constant = gaps(50, arrival="constant", rate_per_s=4)
     assert set(constant) == {0.25}
@@ -90,10 +90,10 @@ def test_arrivals_of_each_kind() -> None:
 
 def test_turns_quote_what_was_answered() -> None:
     made = generator(Workload(api="chat", turns=3, prompt_tokens=20, output_tokens=4, think_s=2.0))
-    session = made._new_session()
+    session = made.asking.new_session()
     asked = []
     for turn in range(3):
-        request = made._new_request(0.0, session=session)
+        request = made.asking.new_request(0.0, session=session)
         asked.append(json.loads(made.message(request).partition(b"\r\n\r\n")[2])["messages"])
         twice = json.loads(made.message(request).partition(b"\r\n\r\n")[2])["messages"]
         assert twice == asked[-1]  # sent again on a fresh connection, it is the same request
@@ -102,8 +102,8 @@ def test_turns_quote_what_was_answered() -> None:
             failure = None
             kept = [b'data: {"choices":[{"delta":{"content":"answer%d"}}]}\n\ndata: [DONE]\n\n' % turn]
 
-        made._answered(request, Answer)
-        assert made._pause(session) > 0
+        made.asking.answered(request, Answer)
+        assert made.asking.pause(session) > 0
     assert [len(one) for one in asked] == [1, 3, 5] and session.over
     assert [one["role"] for one in asked[2]] == ["user", "assistant", "user", "assistant", "user"]
     assert asked[2][1]["content"] == "answer0" and asked[2][:3] == asked[1][:3]
@@ -113,20 +113,20 @@ def test_recorded_conversations_are_asked_as_recorded() -> None:
     talk = [{"asked": "Why?", "answered": "Because.", "output_tokens": 3}, {"asked": "Really?", "answered": "Yes.", "output_tokens": 1}]
     workload = Workload(api="chat", conversations=[talk, [{"asked": "Hi", "answered": "Ho", "output_tokens": 2}]])
     made = generator(workload)
-    sessions = [made._new_session() for _ in range(2)]
-    order = [len(one) for one in made.conversations]
+    sessions = [made.asking.new_session() for _ in range(2)]
+    order = [len(one) for one in made.asking.conversations]
     session = sessions[order.index(2)]
-    first = made._new_request(0.0, session=session)
-    said = made.ask(first)
+    first = made.asking.new_request(0.0, session=session)
+    said = made.asking.said(first)
     assert said[0].endswith("\nWhy?") and first.max_tokens == 3
     first.said = said
 
     class Answer:
         failure, kept = None, None
 
-    made._answered(first, Answer)
-    second = made._new_request(0.0, session=session)
-    assert made.ask(second)[1:] == ["Because.", "Really?"] and second.max_tokens == 1
+    made.asking.answered(first, Answer)
+    second = made.asking.new_request(0.0, session=session)
+    assert made.asking.said(second)[1:] == ["Because.", "Really?"] and second.max_tokens == 1
     assert 0 < declared_cached_share(workload) < 1
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.bench.loadgen import pieces_of, repeat_share
+from optimizer.bench.plain.answers import pieces_of, repeat_share
 from optimizer.bench.run import summarise
 from optimizer.model.workload import Workload
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.bench.loadgen import Dialect, Response
+from optimizer.bench.plain.response import Dialect, Response
 
 sys.path.insert(0, str(Path(__file__).parent))
 from slow_reader import read

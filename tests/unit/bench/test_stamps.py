@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.bench.loadgen import Wire, Wires
+from optimizer.bench.plain.wires import Wire, Wires
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stamps are Linux's")
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from optimizer.bench import loadgen
+from optimizer.bench.plain import steady as sent
 from optimizer.stats import steady
 from optimizer.stats.interval import t_quantile
 
@@ -94,8 +94,8 @@ def test_a_steep_line_is_neither_steady_nor_level() -> None:
 
 def test_the_copy_in_the_load_generator_agrees() -> None:
     for name in ("STEADY_WINDOWS", "LEVEL_WINDOWS", "STEADY_COV", "STEADY_CHANGE", "LEVEL_CHANGE"):
-        assert getattr(loadgen, name) == getattr(steady, name)
-    for freedom, value in loadgen.T_95.items():
+        assert getattr(sent, name) == getattr(steady, name)
+    for freedom, value in sent.T_95.items():
         assert t_quantile(0.975, freedom) == pytest.approx(value, abs=5e-4)
     seen = set()
     for name in SHAPES:
@@ -104,7 +104,7 @@ def test_the_copy_in_the_load_generator_agrees() -> None:
             series = [shape(name, 5.0 * i, rng) * (1 + noise * rng.gauss(0, 1)) for i in range(60)]
             for end in range(61):
                 got = steady.steadiness(series[:end])
-                assert loadgen.steadiness(series[:end]) == got
+                assert sent.steadiness(series[:end]) == got
                 seen.add(got)
     assert seen == {"steady", "level", ""}
 
