@@ -20,6 +20,7 @@ from optimizer.cli import (
     replaying,
     reporting,
     serving,
+    shells,
     studying,
 )
 from optimizer.cli.base import Group
@@ -67,6 +68,7 @@ def main(ctx: click.Context, as_json: bool, runs: Path, knowledge_: Path | None,
         click.echo(FIRST)
 
 
+shells.register()
 for command in (
     studying.run, studying.plan, studying.resume,
     diagnosing.diagnose, benching.bench,
