@@ -3,6 +3,7 @@ all use it, so that an engineer reads the same sentence everywhere."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -251,9 +252,14 @@ def _answers_of(body: Mapping[str, Any]) -> str:
     return f" Answers ({found['verdict'].replace('_', ' ')}): {found['why']}." if found else ""
 
 
+# Of the launches of the budget, those kept for other ideas and for the confirmation are not among them.
+_LEFT = re.compile(r"the next look needs more than the (\d+) launches that are left")
+
+
 def reworded(why: str) -> str:
     """A reason as a journal has it, in today's words; the journal's own are left alone, because its decisions are recomputed to the byte."""
     said = why.replace("the next look needs more than the 0 launches that are left", "no further launch is spent on it")
+    said = _LEFT.sub(lambda found: f"the next look needs more launches than the {found[1]} that may be spent on it", said)
     return said.replace(") Answers ", "). Answers ")
 
 

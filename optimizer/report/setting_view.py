@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optimizer.report.asking_view import facts_text
-from optimizer.report.prose import changes_text, result_text
+from optimizer.report.prose import changes_text, result_text, reworded
 
 
 def setting_text(found: Mapping[str, Any]) -> str:
@@ -56,5 +56,5 @@ def _measured(look: Mapping[str, Any]) -> str:
     verdict = look["verdict"].replace("_", " ") if look["final"] else "not yet decided"
     return (
         f"×{look['ratio']:.3f} [{look['low']:.3f}, {look['high']:.3f}] at {100 * look['confidence']:.4g} %, {look['n_candidate']} against {look['n_baseline']} "
-        f"launches: {verdict}; {look['reason']} (entry {look['entry']})"
+        f"launches: {verdict}; {reworded(look['reason'])} (entry {look['entry']})"
     )
