@@ -83,9 +83,14 @@ def key(point: Mapping[str, Value]) -> str:
 
 
 def restricted(trial: Trial, params: Sequence[Param]) -> Point:
-    """A trial's values of these parameters."""
-    names = {param.name for param in params}
-    return {name: value for name, value in trial.params.items() if name in names and value is not None}
+    """A trial's values of these parameters, each under its one name."""
+    return only(trial.params, params)
+
+
+def only(point: Mapping[str, Value], params: Sequence[Param]) -> Point:
+    """The values of these parameters that are given, each under its one name."""
+    declared = {param.name: param for param in params}
+    return {name: declared[name].one(value) for name, value in point.items() if name in declared and value is not None}
 
 
 def valid(

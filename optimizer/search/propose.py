@@ -15,7 +15,7 @@ from optimizer.model.base import Value
 from optimizer.model.canonical import canonical_json, derived_seed
 from optimizer.model.space import Direction, Param, Space, Trial
 from optimizer.search.gp_proposal import gp_proposal
-from optimizer.search.grid import Point, bounds, choices, key, points, restricted, sample, valid
+from optimizer.search.grid import Point, bounds, choices, key, only, points, restricted, sample, valid
 from optimizer.search.optuna_door import STARTUP_TRIALS, load
 
 Sampler = Literal["tpe", "gp", "random"]
@@ -57,10 +57,10 @@ def propose(
     held = dict(fixed or {})
     free = tuple(param for param in params if param.name not in held)
     usable, _ = split(free, history, held, context)
-    away = [_only(point, free) for point in pending]
-    seen = {key(restricted(trial, free)) for trial in usable} | {key(_only(point, free)) for point in (*rejected, *away)}
+    away = [only(point, free) for point in pending]
+    seen = {key(restricted(trial, free)) for trial in usable} | {key(only(point, free)) for point in (*rejected, *away)}
     for wish in try_first:
-        point = _only(wish, free)
+        point = only(wish, free)
         given: Point = {name: value for name, value in point.items() if value is not None}
         if given and valid(wish, (*free, *_held(held, params)), held, context) is None and key(given) not in seen:
             return given
@@ -123,11 +123,6 @@ def split(
         else:
             left_out.append(LeftOut(trial, why))
     return tuple(usable), tuple(left_out)
-
-
-def _only(point: Mapping[str, Value], params: Sequence[Param]) -> Point:
-    names = {param.name for param in params}
-    return {name: value for name, value in point.items() if name in names and value is not None}
 
 
 def _held(fixed: Mapping[str, Value], params: Sequence[Param]) -> tuple[Param, ...]:
