@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optimizer.report.prose import changes_text, reworded
+from optimizer.report.status import status_text
 
 HEADS = {
     "kept": "was kept",
@@ -83,7 +84,7 @@ def _measured(item: Mapping[str, Any]) -> str:
 
 
 def _evidence(row: Mapping[str, Any]) -> list[str]:
-    out = "ruled out by evidence alone" if row["ruled_out"] else row["status"].replace("_", " ")
+    out = "ruled out by evidence alone" if row["ruled_out"] else status_text(row["status"])
     measured = row["probability_measured"]
     believed = f"{row['probability']:.2f} as ranked, {measured:.2f} with what was measured of it" if measured is not None else f"{row['probability']:.2f}"
     lines = [f"  {row['id']}: {row['claim']} Probability {believed} ({out})"]

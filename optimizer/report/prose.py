@@ -10,6 +10,7 @@ from typing import Any
 from optimizer.model.entry import Entry
 from optimizer.model.target import unit_of
 from optimizer.model.verdict import given_up
+from optimizer.report.status import status_text
 
 
 def sentence(entry: Entry) -> str:
@@ -189,9 +190,13 @@ def _drafts(body: Mapping[str, Any]) -> str:
 
 
 def _ranked(body: Mapping[str, Any]) -> str:
-    rows = [f"{row['id']} {row['score_db']:+.0f} db (P {row['probability']:.2f})" for row in body["hypotheses"][:4]]
+    rows = [f"{row['id']} {row['score_db']:+.0f} db (P {row['probability']:.2f}{_became(row)})" for row in body["hypotheses"][:4]]
     reach = f" {body['out_of_reach']}" if body.get("out_of_reach") else ""
     return f"Ranked: {' · '.join(rows) or 'no hypothesis'}.{reach}"
+
+
+def _became(row: Mapping[str, Any]) -> str:
+    return "" if row.get("status", "open") == "open" else f"; {status_text(row['status'])}"
 
 
 def _chosen(body: Mapping[str, Any]) -> str:
