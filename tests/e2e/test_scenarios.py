@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from optimizer.journal import Journal
+from tests.unit.engines.validators import checked_by_kubernetes, read_by_compose
 
 pytestmark = [pytest.mark.scenarios, pytest.mark.timeout(900)]
 # OPTIMIZER_SEEDS=20 runs every study on that many boxes of its kind, whose launches have other luck: two hours of a quiet machine.
@@ -35,7 +37,21 @@ def study(name, tmp_path, seed):
     verified = optimize("replay", "s", "--verify", "--json", runs=tmp_path)
     assert json.loads(verified.stdout)["identical"] is True
     assert left_behind(tmp_path) == []
+    if result["ending"] == "met":
+        taken_home(tmp_path / "s")
     return result
+
+
+def taken_home(folder):
+    """The winner's files are taken by those who will read them, and say the same as its command line."""
+    status, service, said = read_by_compose(folder / "compose.yaml", {})
+    assert status == 0, said
+    documents = list(yaml.safe_load_all((folder / "kubernetes.yaml").read_text()))
+    checked_by_kubernetes(documents)
+    launch = (folder / "launch.sh").read_text()
+    words = service["entrypoint"][1:]
+    assert documents[0]["spec"]["template"]["spec"]["containers"][0]["command"][1:] == words
+    assert all(word in launch for word in words if not word.startswith("0.0.0.0"))
 
 
 def left_behind(runs):
