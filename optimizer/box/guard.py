@@ -43,12 +43,27 @@ class Guard:
             return None
 
     def write(self, name, record):
-        temporary = self.path(name + ".new")
-        with open(temporary, "w", encoding="ascii") as file:
-            json.dump(record, file)
+        """Atomic; on a full disk over the old record, in the room that was reserved for it."""
+        path, temporary = self.path(name), self.path(name + ".new")
+        data = json.dumps(record).encode("ascii")
+        if os.path.exists(path):
+            data = data.ljust(os.path.getsize(path))
+        try:
+            self.put(temporary, "wb", data)
+            os.rename(temporary, path)
+        except OSError:
+            try:
+                os.unlink(temporary)
+            except OSError:
+                pass  # it was never created
+            self.put(path, "r+b", data)
+
+    @staticmethod
+    def put(path, mode, data):
+        with open(path, mode) as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.rename(temporary, self.path(name))
 
     def call(self, operation, deadline_s, **arguments):
         """One operation of the shim, as the coordinator would call it. Returns its answer; never raises."""
@@ -89,7 +104,7 @@ class Guard:
             "epoch": self.config["epoch"], "minutes": self.config["limit_s"] / 60, "original": public,
         })  # fmt: skip
         crash_point("recorded")
-        last, heard = None, time.monotonic()
+        last, heard, tries = None, time.monotonic(), 0
         while True:
             order = (self.read("order.json") or {}).get("order")
             if order == "disarm":
@@ -102,18 +117,20 @@ class Guard:
             beat = (self.read("heartbeat") or {}).get("beat")
             if beat != last:
                 last, heard = beat, time.monotonic()
-            if order == "fire":
-                self.fire("asked")
-                return
-            if time.monotonic() - heard > self.config["limit_s"]:
-                self.fire("silent")
-                return
+            if order == "fire" or (tries == 0 and time.monotonic() - heard > self.config["limit_s"]):
+                tries += 1
+                if order == "fire":
+                    self.write("order.json", {"order": None})
+                if self.fire("asked" if order == "fire" else "silent", tries):
+                    return
+                # What only this process knows is still needed: it waits until somebody has removed the cause and asks again.
             crash_point("polled")
             time.sleep(self.config["poll_s"])
 
-    def fire(self, reason):
+    def fire(self, reason, tries):
+        """True when nothing is left to do: the original runs again, or there is none."""
         self.say("firing: %s" % reason)
-        outcome = {"reason": reason, "epoch": self.config["epoch"], "clean": False, "restored": None, "message": ""}
+        outcome = {"reason": reason, "epoch": self.config["epoch"], "clean": False, "restored": None, "message": "", "tries": tries}
         crash_point("fire.begun")
         fenced = self.call("fence", 120, epoch=self.config["epoch"])
         if not fenced["ok"]:
@@ -139,6 +156,7 @@ class Guard:
             crash_point("fire.written")
         except OSError as error:
             self.say("what was done could not be written down: %s" % error)
+        return self.config["original"] is None or bool(outcome["restored"])
 
     def restore(self, outcome):
         """Starts the original server, or every process of the original deployment in the order of their start, and waits for each until

@@ -237,7 +237,7 @@ class GuardInfo(Frozen):
 
 
 class GuardFiring(Frozen):
-    """What the guard did. ``restored`` is None when there was nothing to restore."""
+    """What the guard did. ``restored`` is None when there was nothing to restore. ``tries``: how often it has, until it succeeded."""
 
     reason: Literal["silent", "asked"]
     epoch: int
@@ -247,6 +247,12 @@ class GuardFiring(Frozen):
     pid: int | None = None
     start_time: int | None = None
     log: str | None = None
+    tries: int = 1
+
+    @property
+    def done(self) -> bool:
+        """Nothing of ours is left, and the original, if there was one, runs again."""
+        return self.clean and self.restored is not False
 
 
 class GuardStatus(Frozen):
@@ -255,6 +261,11 @@ class GuardStatus(Frozen):
     fenced_epoch: int | None
     recorded: bool
     members: int = 0  # processes of the recorded original
+
+    @property
+    def tries(self) -> int:
+        """How often the guard has tried to bring the original back."""
+        return self.fired.tries if self.fired is not None else 0
 
 
 class Restored(Frozen):

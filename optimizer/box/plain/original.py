@@ -7,10 +7,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import time
 from typing import Any, Dict, List, Tuple
 
-from optimizer.box.plain import launch, look, procfs, redact, spawn, store, supervised
+from optimizer.box.plain import launch, look, procfs, redact, spawn, store, supervised, sweep
 from optimizer.box.plain.procfs import Refused
 from optimizer.box.plain.store import Folder
 
@@ -118,6 +119,8 @@ def secure(request: dict[str, Any]) -> dict[str, Any]:
         for stale in ("order.json", "fired.json", "guard.json", "heartbeat", "answer.json"):
             if os.path.exists(os.path.join(home, stale)):
                 os.unlink(os.path.join(home, stale))
+        for told in ("order.json", "heartbeat", "fired.json", "fenced.json"):  # these must get through when the disk is full
+            store.reserve(os.path.join(home, told))
         config = {
             "root": folder.root, "study": study, "epoch": epoch, "home": home, "original": record,
             "limit_s": float(request["minutes"]) * 60.0, "poll_s": float(request["poll_s"]),
@@ -195,6 +198,9 @@ def order(request: dict[str, Any]) -> dict[str, Any]:
     living = launch.guard_identity(folder, study)
     if living is not None:
         store.write_record(os.path.join(folder.study(study), "order.json"), {"order": request["order"]})
+        one = procfs.process(int(living["pid"]))
+        if one is not None and one.state in ("T", "t"):  # somebody stopped it: it would obey never
+            sweep.send(one.pid, int(living["start_time"]), signal.SIGCONT)
     return {"guard": living}
 
 
@@ -207,12 +213,20 @@ def fence(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _running_already(record: dict[str, Any]) -> procfs.Process | None:
-    """A living process with the original's command line and directory that nothing of the kind started."""
-    wanted = record.get("shown") or record["argv"]
+    """A living process with the original's command line and directory that nothing of the kind started. A command line of
+    the record on the disk has no credentials, so that theirs are not compared."""
+    wanted = _comparable(record.get("shown") or record["argv"])
     processes = procfs.table()
-    alike = {pid for pid in processes if shown_of(pid) == wanted and procfs.link("/proc/%d/cwd" % pid) == procfs.raw(record["cwd"])}
+    alike = {
+        pid for pid in processes
+        if procfs.link("/proc/%d/cwd" % pid) == procfs.raw(record["cwd"]) and _comparable(shown_of(pid)) == wanted
+    }  # fmt: skip
     tops = [pid for pid in alike if processes[pid].ppid not in alike]
     return processes[min(tops)] if tops else None
+
+
+def _comparable(words: list[str]) -> list[str]:
+    return [redact.without_numbers(word) for word in redact.hide_arguments(words)[0]]
 
 
 def start_original(request: dict[str, Any]) -> dict[str, Any]:
@@ -224,6 +238,7 @@ def start_original(request: dict[str, Any]) -> dict[str, Any]:
     folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
     with store.Lock(folder, request["lock_wait_s"]):
         record = request.get("record")
+        env: dict[bytes, bytes] | None
         if record is not None:
             guard = launch.guard_identity(folder, study)
             pairs = procfs.environ(guard["pid"]) if guard else None
@@ -237,7 +252,7 @@ def start_original(request: dict[str, Any]) -> dict[str, Any]:
             if record is None:
                 raise Refused("no_original", "Study %s has recorded no original server on this box." % study)
             record = record if member is None else record["before"][member]
-            env = _environment_on_disk(record)
+            env = None
         control = record.get("control")
         known = supervised.main_process(control) if control else None
         if known is not None:
@@ -250,6 +265,8 @@ def start_original(request: dict[str, Any]) -> dict[str, Any]:
         if control:
             pid, start_time = supervised.start(control)
             return {"pid": pid, "start_time": start_time, "started": True, "log": None, "ports": record["ports"]}
+        if env is None:
+            env = _environment_on_disk(record)
         if record.get("launch_id"):  # a server that an earlier study left running on purpose
             env[procfs.MARKER] = procfs.raw(record["launch_id"])
             env[procfs.ROOT_MARKER] = procfs.raw(folder.root)

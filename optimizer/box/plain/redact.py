@@ -77,6 +77,11 @@ def reveal(argument: str, values: dict[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values[match.group(1)], argument)
 
 
+def without_numbers(argument: str) -> str:
+    """Placeholders without the number that tells them apart."""
+    return _PLACEHOLDER.sub(HIDDEN, argument)
+
+
 def secrets_of(pairs: dict[str, str], arguments: list[str]) -> list[bytes]:
     """Values of a process that must not be shown when its log repeats them. Short ones are left out: masking every ``true``
     would ruin the log and protect nothing."""

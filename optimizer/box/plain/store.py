@@ -74,13 +74,54 @@ def unwritable(path: str, error: OSError) -> Refused:
                    "make it writable." % (path, why))  # fmt: skip
 
 
+RESERVE_BYTES = 1024
+
+
+def reserve(path: str) -> None:
+    """Makes room on the disk for a small record that must be written even when the disk has become full: a file that says nothing."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return  # it has room, and may say something
+    except OSError as error:
+        raise unwritable(path, error)
+    try:
+        os.write(handle, b"null".ljust(RESERVE_BYTES))
+        os.fsync(handle)
+    except OSError as error:
+        raise unwritable(path, error)
+    finally:
+        os.close(handle)
+
+
+def _write_in_place(path: str, data: bytes) -> bool:
+    """On a full disk: over the old record, into the room that it has. Not atomic, but better than not to be told."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        data = data.ljust(os.fstat(handle).st_size)
+        written = os.pwrite(handle, data, 0)
+        os.fsync(handle)
+        return written == len(data)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+
+
 def write_record(path: str, record: dict[str, Any]) -> None:
-    """Atomic and durable: the whole record or the old one, also after a power cut."""
+    """Atomic and durable: the whole record or the old one, also after a power cut. On a full disk a record that is there is
+    written over."""
     temporary = "%s.%d.new" % (path, os.getpid())
+    data = json.dumps(record, sort_keys=True).encode("ascii")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(handle, json.dumps(record, sort_keys=True).encode("ascii"))
+            # A file is padded so that what was reserved for it stays reserved.
+            if os.write(handle, data.ljust(_size(path))) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -95,7 +136,17 @@ def write_record(path: str, record: dict[str, Any]) -> None:
             os.unlink(temporary)
         except OSError:
             pass  # it was never created; the error that matters is raised below
-        raise unwritable(path, error)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _write_in_place(path, data):
+            raise unwritable(path, error)
+
+
+def _size(path: str) -> int:
+    """Of a file that was reserved; 0 for any other: only those are kept at their size."""
+    try:
+        size = os.stat(path).st_size
+    except OSError:
+        return 0
+    return size if size == RESERVE_BYTES else 0
 
 
 def read_record(path: str) -> dict[str, Any] | None:

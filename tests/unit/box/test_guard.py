@@ -293,3 +293,51 @@ async def test_killed_while_arming_can_be_armed_again(make_box: Callable[..., Bo
     guard = await box.secure("s1", None, **QUICK)
     assert (await box.guard_status("s1")).guard == guard
     await box.disarm("s1")
+
+
+@pytest.mark.fault("G2", "F23")
+async def test_a_guard_that_could_not_restore_keeps_the_credentials_and_can_be_asked_again(
+    box: Box, home: Path, original: Original, server: Server, spawn: Callable
+) -> None:
+    seen = await original.find(box)
+    guard = await box.secure("s1", seen, **QUICK)
+    await box.stop_original("s1", seen, term_s=2)
+    squatter = spawn(server(original.port), stdout=-3)
+    await until(lambda: box_listens(original.port))
+    for tries in (1, 2):  # asked again while the cause is there: a new answer, not the old one
+        with pytest.raises(NeedsOperator, match=f"process {squatter.pid}") as needs:
+            await box.restore_original("s1", timeout_s=60)
+        assert needs.value.hint and "optimize restore --host" in needs.value.hint
+        assert (await box.guard_status("s1")).tries == tries and alive(guard.pid)
+    squatter.kill()
+    squatter.wait()
+    restored = await box.restore_original("s1", timeout_s=60)
+    await until(lambda: len(original.reports()) == 2)
+    assert restored.by_guard and restored.pid == original.reports()[-1]["pid"]
+    assert original.reports()[-1]["env"] == original.reports()[0]["env"]
+    await until(lambda: not alive(guard.pid))
+    await box.cleanup("s1")
+    assert canaries(home) == [] and not (home / ".optimizer").exists()
+
+
+async def test_a_guard_that_was_stopped_obeys(box: Box, original: Original) -> None:
+    seen = await original.find(box)
+    guard = await box.secure("s1", seen, **QUICK)
+    await box.stop_original("s1", seen, term_s=2)
+    os.kill(guard.pid, signal.SIGSTOP)
+    assert (await box.restore_original("s1", timeout_s=60)).by_guard
+
+
+async def test_an_original_that_was_started_by_hand_with_its_secrets_counts(box: Box, original: Original, spawn: Callable) -> None:
+    """As the message about the missing ones says; the record on the disk has them not, and need not."""
+    seen = await original.find(box)
+    guard = await box.secure("s1", seen, **QUICK)
+    await box.stop_original("s1", seen, term_s=2)
+    os.kill(guard.pid, signal.SIGKILL)
+    await until(lambda: not alive(guard.pid))
+    with pytest.raises(NeedsOperator, match="HF_TOKEN"):
+        await box.restore_original("s1")
+    by_hand = Original(original.argv, original.port, original.log, spawn)
+    await until(lambda: box_listens(original.port))
+    restored = await box.restore_original("s1", timeout_s=60)
+    assert restored.pid == by_hand.process.pid and not restored.by_guard

@@ -100,7 +100,7 @@ def reboot(home: Path, theirs: Theirs) -> None:
     theirs.process.wait()
     for path in (home / ".optimizer").rglob("*.json"):
         record = json.loads(path.read_text())
-        if "boot_id" in record:
+        if record and "boot_id" in record:
             path.write_text(json.dumps({**record, "boot_id": "another", **({"coordinator_boot_id": "another"} if "coordinator_boot_id" in record else {})}))
 
 
