@@ -91,7 +91,10 @@ def ending_of(state: State, plan: Plan) -> tuple[str, str]:
     first = state.ranked[0] if state.ranked else None
     confirmed = state.base_arm.confirmed
     if over_budget(state, reserve=1) and not _exhausted(state):
-        return "not_met", f"{BUDGET_SPENT} The ranking shows what was left to try."
+        said = f"{BUDGET_SPENT} The ranking shows what was left to try."
+        if state.out_of_reach and since.decides_by(state.spec, since.LIMIT_SAID):
+            said = f"{BUDGET_SPENT} A larger one would not have met the target either. {state.out_of_reach}"
+        return "not_met", said
     handed = [item for item in state.refusals if item.get("kind") == "hand_over"]
     if state.out_of_reach or (handed and first is not None and first.get("id") == handed[-1].get("hypothesis")):
         why = state.out_of_reach or "The leading cause has no configuration action."

@@ -15,6 +15,7 @@ UNITS_SAID: Final = 4  # what is out of reach, prior art and an idea without a l
 WEIGHED_WITH_NOISE: Final = 5  # a measurement moves a belief by the error term and the degrees of freedom of its interval
 ARM_NEEDS_A_POINT: Final = 5  # a control arm whose parameters do not exist here ends before its baseline
 FRONT_PRUNED: Final = 5  # the search of a front leaves out what only ruled-out causes would change
+LIMIT_SAID: Final = 5  # a study that spends its budget says so where the target is out of reach besides
 SHARED_CREDIT: Final = 5  # of one launch with several causes each is credited with what the others leave open
 
 

@@ -8,6 +8,7 @@ from optimizer.core.closing import ending_of
 from optimizer.model.outcome import Failed
 from optimizer.model.playbook import Prediction
 from optimizer.model.step import ORIGINAL, Launch, Measure
+from optimizer.model.study import Budget
 from optimizer.model.verdict import ENDING_STAYS, given_up
 from optimizer.report.prose import result_text, reworded, sentence
 from optimizer.runner.recorded import verify
@@ -114,6 +115,18 @@ def test_a_likely_cause_whose_cure_was_refused_is_named_with_the_reason():
     assert state.closed["launches"] == 0
     assert "cuda-graph-disabled (probability" in state.closed["reason"]
     assert state.beliefs["cuda-graph-disabled"].reason in state.closed["reason"]
+
+
+def test_a_spent_budget_does_not_hide_that_the_target_is_out_of_reach():
+    """Whoever reads only the last line must not think that a larger budget would have met the target."""
+    state, _ = run(ModelBox(EAGER, speed), target="5000tps@16", budget=Budget(minutes=1e6, launches=1))
+    row = {**state.ranked[0], "testable": True}
+    spent = replace(state, ranked=(row,), out_of_reach="This box cannot reach 5,000 tok/s.", spec=state.spec.model_copy(update={"policy_version": 5}))
+    ending, why = ending_of(spent, PLAN)
+    assert (ending, why) == ("not_met", "The budget is spent. A larger one would not have met the target either. This box cannot reach 5,000 tok/s.")
+    assert ending_of(replace(spent, out_of_reach=""), PLAN)[1].endswith("The ranking shows what was left to try.")
+    older = replace(spent, spec=spent.spec.model_copy(update={"policy_version": 4}))
+    assert ending_of(older, PLAN)[1].endswith("The ranking shows what was left to try.")
 
 
 @pytest.mark.parametrize("levels", [{"unknown": "contradiction: 9,000 tok/s were measured"}, {"side": [{"unknown": "contradiction: 9,000 tok/s were measured"}]}])
