@@ -157,4 +157,4 @@ def test_what_merely_cannot_reach_the_target_is_not_called_ruled_out(why, word):
 def test_an_undecided_confirmation_is_not_said_to_lack_launches():
     """The journal keeps the judge's words, which are recomputed to the byte; people read others."""
     assert reworded("the next look needs more than the 0 launches that are left") == "no further launch is spent on it"
-    assert reworded("the next look needs more than the 2 launches that are left") == "the next look needs more than the 2 launches that are left"
+    assert reworded("the next look needs more than the 2 launches that are left") == "the next look needs more launches than the 2 that may be spent on it"
