@@ -3,14 +3,32 @@ Pure text; what counts is computed from the whole run (``bench.run``)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from optimizer.stats import steady
 
+_TIME = re.compile(r"([^:]*): (warming up|measuring), (\d+)(?: of (\d+))? s,")
+
+
+class LoadTime(NamedTuple):
+    """Where a load level is: ``seconds`` of its warm-up, or of its window, which is ``window_s`` long where that is known; the server's."""
+
+    level: str
+    window: bool
+    seconds: float
+    window_s: float | None
+
+
+def load_time(line: str) -> LoadTime | None:
+    """What a line of ``so_far`` behind its level's name says of time; None for any other line."""
+    found = _TIME.match(line)
+    return LoadTime(found[1], found[2] == "measuring", float(found[3]), float(found[4]) if found[4] else None) if found else None
+
 
 def so_far(seen: Mapping[str, Any]) -> str:
-    """``measuring, 24 of 60 s, 1,070 tok/s; mean so far 1,062 [1,041, 1,083]``. The interval (95 %) is of this window alone, from five of
+    """``measuring, 24 of 60 s, 1,070 tok/s; mean so far 1,062 tok/s [1,041, 1,083] at 95 %``. The interval (95 %) is of this window alone, from five of
     its twenty parts on; launches differ by more."""
     elapsed, rate = seen.get("elapsed_s", 0.0), seen.get("tokens_per_s")
     now = f"{_tokens(rate)} tok/s" if isinstance(rate, int | float) else "no rate yet"
@@ -20,7 +38,7 @@ def so_far(seen: Mapping[str, Any]) -> str:
     told = ""
     if mean is not None:
         low, high = max(0.0, mean.mean * (1 - mean.half_width)), mean.mean * (1 + mean.half_width)
-        told = f"; mean so far {_tokens(mean.mean)} [{_tokens(low)}, {_tokens(high)}]"
+        told = f"; mean so far {_tokens(mean.mean)} tok/s [{_tokens(low)}, {_tokens(high)}] at 95 %"
     of = f" of {seen['window_s']:.0f}" if seen.get("window_s") else ""
     return f"measuring, {elapsed:.0f}{of} s, {now}{told}"
 

@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, what_runs
+from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, is_refuted, what_runs
 from optimizer.core.phase import phase_of
 from optimizer.core.score import probability_of
 from optimizer.core.state import State
@@ -31,8 +31,9 @@ from optimizer.model.study import StudySpec
 from optimizer.redact import printable
 from optimizer.report.prose import changes_text, result_text, sentence
 from optimizer.report.quiet_keys import quiet_keys
-from optimizer.report.remaining import remaining, remaining_text
+from optimizer.report.remaining import Remaining, remaining, remaining_text
 from optimizer.report.steady_stream import steady
+from optimizer.report.step_clock import StepClock
 from optimizer.report.whole_frames import WholeFrames
 
 QUIET = {EntryKind.LEASE_TAKEN}
@@ -44,7 +45,6 @@ SMALL_SCREEN = 34  # rows; on fewer the panel shows less, so that the story abov
 LINE_CHARACTERS = 400  # of an entry on a terminal; the journal has it whole
 KIND_COLUMN = 15
 REDRAW_S = 0.25
-ON_SERVER_CLOCK = frozenset({"await_ready", "measure", "check"})  # as the journal counts them; the rest is our own handling
 MOVED = 0.02  # probability
 STEPS = {
     "observe": "reading the box", "secure": "securing the box", "calibrate": "calibrating the load generator", "launch": "launching", "await_ready": "starting up",
@@ -67,8 +67,8 @@ class Progress:
         self._state: State | None = None
         self._note = ""
         self._startup: Startup | None = None
-        self._step: tuple[str, float, float] | None = None  # kind, since, real seconds of the windows that it was asked for
-        self._took: dict[str, list[float]] = {}  # real seconds of finished steps beyond their windows, by kind
+        self._step: tuple[StepClock, float] | None = None  # and the seconds of the windows that it was asked for
+        self._took: dict[str, list[float]] = {}  # seconds of finished steps beyond their windows, as journalled, by kind
         self._ranked: dict[str, float] = {}  # probability of each cause in the last ranking before it was cured
         self._before: dict[str, float] = {}  # the same, before the current ranking
         self._decided: deque[Entry] = deque(maxlen=DECIDED)
@@ -133,18 +133,21 @@ class Progress:
         if entry.kind == EntryKind.INTENT:
             step = entry.body["step"]
             scale = self._state.spec.time_scale if self._state is not None and self._state.spec is not None else 1.0
-            self._step = (str(step["kind"]), now, math.fsum(level["window_s"] for level in step.get("levels", ())) / scale)
-            if self._step[0] == "launch" and self._state is not None:
+            clock = StepClock(str(step["kind"]), now, scale)
+            self._step = (clock, math.fsum(level["window_s"] for level in step.get("levels", ())))
+            if clock.kind == "launch" and self._state is not None:
                 self._launched_at = self._state.minutes
         elif entry.kind == EntryKind.OUTCOME and self._step is not None:
-            kind, since, windows = self._step
+            clock, windows = self._step
             self._step = None
-            if entry.body["outcome"]["status"] == "done":
-                self._took.setdefault(kind, []).append(max(0.0, now - since - windows))
+            if (outcome := entry.body["outcome"])["status"] == "done":
+                self._took.setdefault(clock.kind, []).append(max(0.0, outcome["duration_s"] - windows))
 
     def note(self, text: str) -> None:
         self._note = printable(text)
-        if self._step is not None and self._step[0] == "await_ready" and (seen := startup_progress(text)) is not None:
+        if self._step is not None:
+            self._step[0].heard(text, self._clock())
+        if self._step is not None and self._step[0].kind == "await_ready" and (seen := startup_progress(text)) is not None:
             self._startup = seen
 
     def finished(self, state: State, folder: Path) -> None:
@@ -195,9 +198,8 @@ class Progress:
             table.add_row(name, f"{_phase_text(part)}{self._tested(part)}{_step_of(part)}")
         if self._step is not None and not state.boxes:
             table.add_row("step", self._running())
-        running = (self._clock() - self._step[1]) * self._scale(self._step[0]) / 60.0 if self._step is not None else 0.0
-        foreseen = remaining(state, self._launched_at, running)
-        table.add_row("budget", budget_text(state, foreseen.pace if foreseen is not None else None))
+        running = self._step[0].seconds(self._clock()) / 60.0 if self._step is not None else 0.0
+        table.add_row("budget", budget_text(state, remaining(state, self._launched_at, running), running))
         if left := remaining_text(state, self._launched_at, running):
             table.add_row("ends in", left)
         return table
@@ -212,12 +214,11 @@ class Progress:
     def _running(self) -> RenderableType:
         """The running step with its bar: the server's own where it tells, else against how long this study's steps of the kind took."""
         assert self._step is not None
-        kind, since, windows = self._step
-        scale = self._scale(kind)
-        elapsed = (self._clock() - since) * scale
-        took = self._took.get(kind, [])
-        usual = (windows + math.fsum(took) / len(took)) * scale if took else None
-        what = STEPS.get(kind, kind)
+        clock, windows = self._step
+        elapsed = clock.seconds(self._clock())
+        took = self._took.get(clock.kind, [])
+        usual = windows + math.fsum(took) / len(took) if took else None
+        what = STEPS.get(clock.kind, clock.kind)
         share = None
         if self._startup is not None:
             what, share = f"{what}: {self._startup.phase}", self._startup.share
@@ -230,10 +231,6 @@ class Progress:
         row.add_row(Text(f"{what}, {elapsed:.0f} s{expected}"), bar)
         return row
 
-    def _scale(self, kind: str) -> float:
-        """Seconds of the server's clock, as the journal has a step of this kind, to one of ours."""
-        return self._state.spec.time_scale if kind in ON_SERVER_CLOCK and self._state is not None and self._state.spec is not None else 1.0
-
     def _beliefs(self, state: State, shown: int) -> Table:
         table = Table.grid(padding=(0, 2))
         # What was cured first, with the probability that it was the cause: the evidence of the cured server says less.
@@ -244,9 +241,10 @@ class Progress:
             before = (self._ranked if row["id"] in names else self._before).get(row["id"])
             moved = "" if before is None or abs(row["probability"] - before) < MOVED else f"{'▲' if row['probability'] > before else '▼'} from {before:.2f}"
             belief = state.beliefs.get(row["id"])
+            said = "open" if belief is None else _status(state, row["id"], belief.status)
             table.add_row(
                 Text(row["id"]), ProgressBar(total=1.0, completed=float(row["probability"]), width=16), Text(f"{row['probability']:.2f} {moved}"),
-                Text(belief.status if belief else "open", style="dim"),
+                Text(said, style="dim"),
             )  # fmt: skip
         return table
 
@@ -257,6 +255,15 @@ def _phase_text(state: State) -> str:
     return "between launches" if phase == "rank" and state.open is not None and state.open.kind == "stop" else phase
 
 
+def _status(state: State, name: str, status: str) -> str:
+    """In the report's words. What was kept on trust, to be decided by the confirmation, is not yet supported by anything."""
+    if status in ("supported", "kept") and state.provisional is not None and name in (state.provisional["hypothesis"], *state.provisional.get("companions", ())):
+        return "kept on trial"
+    if status in ("supported", "kept") and is_refuted(state):
+        return "not confirmed"
+    return status.replace("_", " ")
+
+
 def _step_of(part: State) -> str:
     """What one of several boxes is doing now."""
     if part.lost:
@@ -264,12 +271,14 @@ def _step_of(part: State) -> str:
     return f" · {STEPS.get(part.open.kind, part.open.kind)}" if part.open is not None else " · waiting"
 
 
-def budget_text(state: State, pace: float | None) -> str:
-    """Launches and minutes spent and left, and how many more launches the minutes pay for at this study's own ``pace`` (minutes each)."""
+def budget_text(state: State, foreseen: Remaining | None, running: float) -> str:
+    """Launches and minutes spent and left, with the ``running`` minutes of the step of now, and how many launches after the one of now
+    the minutes pay for at this study's own pace."""
     assert state.spec is not None
     budget, used = state.spec.budget, state.launches_baseline + state.launches_after
-    left, minutes_left = max(0, budget.launches - used), max(0.0, budget.minutes - state.minutes)
-    text = f"{used} launch{'es' * (used != 1)} spent, {left} left; {state.minutes:.1f} min spent, {minutes_left:.1f} left"
-    if pace:
-        text += f"; about {min(left, int(minutes_left / pace))} more fit at {pace:.1f} min each"
+    spent = state.minutes + running
+    left, minutes_left = max(0, budget.launches - used), max(0.0, budget.minutes - spent)
+    text = f"{used} launch{'es' * (used != 1)} spent, {left} left; {spent:.1f} min spent, {minutes_left:.1f} left"
+    if foreseen is not None:
+        text += f"; about {min(left, int(max(0.0, minutes_left - foreseen.unfinished) / foreseen.pace))} more fit at {foreseen.pace:.1f} min each"
     return text

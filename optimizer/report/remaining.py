@@ -12,12 +12,13 @@ from optimizer.core.state import State
 @dataclass(frozen=True)
 class Remaining:
     """Minutes of the server's clock. ``soonest``: if what ``condition`` names comes true; ``latest``: until the budget is spent;
-    ``pace``: of one launch, by those that have ended."""
+    ``pace``: of one launch, by those that have ended; ``unfinished``: what the launch of now still takes by it, 0 where none is up."""
 
     soonest: float
     latest: float
     pace: float
     condition: str
+    unfinished: float = 0.0
 
 
 def remaining(state: State, launched_at: float, running: float = 0.0) -> Remaining | None:
@@ -43,7 +44,7 @@ def remaining(state: State, launched_at: float, running: float = 0.0) -> Remaini
         soonest, condition = confirmation, "if what was kept meets the target"
     else:
         soonest, condition = max(0.0, pace - spent if in_flight else 0.0) + pace + confirmation, "if the next candidate meets the target"
-    return Remaining(min(soonest, latest), latest, pace, condition)
+    return Remaining(min(soonest, latest), latest, pace, condition, max(0.0, (confirmation if phase == "confirm" else pace) - spent) if in_flight else 0.0)
 
 
 def _measured(state: State) -> bool:

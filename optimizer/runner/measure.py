@@ -155,12 +155,13 @@ async def offer_load(
         stop_below=step.stop_below if isinstance(step, Measure) and index == 0 else None,
     )
     lines: list[bytes] = []
+    label = f"c={level.concurrency}" if job_name == "load" else f"c={level.concurrency}, client {index + 1}"
 
     def on_line(line: bytes) -> None:
         if (seen := progress(line)) is not None:
             if watch is not None:
                 watch.in_window = seen.get("phase") == "window"
-            report(f"c={level.concurrency}: {so_far(seen)}")
+            report(f"{label}: {so_far(seen)}")
         else:
             lines.append(line)
 
