@@ -85,6 +85,15 @@ def _comparable(before: State, after: State) -> list[str]:
     return said
 
 
+def gain(state: State) -> dict[str, Any] | None:
+    """What a study has brought: all launches of what it kept, its confirmation among them, against all of the server as found;
+    ``ratio`` above 1 is better. None where nothing is kept, or a launch gave nothing."""
+    was, now = state.first_arm, state.base_arm
+    if not closing.is_kept(state) or not was.results or not now.results or min(one.value for one in (*was.results, *now.results)) <= 0:
+        return None
+    return _speed(state, was, state, now)
+
+
 def _speed(before: State, was: ArmState, after: State, now: ArmState) -> dict[str, Any]:
     """The ratio of the primary metrics with its 95 % interval over launches; the larger noise of the two studies counts."""
     noises = [closing.pooled(state) for state in (before, after)]

@@ -195,6 +195,13 @@ def _ranked(body: Mapping[str, Any]) -> str:
     return f"Ranked: {' · '.join(rows) or 'no hypothesis'}.{reach}"
 
 
+def gain_text(gain: Mapping[str, Any]) -> str:
+    """What a study has brought, by all launches of both sides."""
+    before, after = gain["launches"]
+    low, high = gain["interval"]
+    return f"×{gain['ratio']:.3f} [{low:.3f}, {high:.3f}] at 95 %, all {after} launch(es) against {before} of the server as found"
+
+
 def _became(row: Mapping[str, Any]) -> str:
     return "" if row.get("status", "open") == "open" else f"; {status_text(row['status'])}"
 
