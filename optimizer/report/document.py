@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizer.core import closing
+from optimizer.core import closing, forensics
 from optimizer.core.closing import PLAIN_ENDINGS, is_refuted, pooled, summary
 from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State
@@ -66,6 +66,7 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "workload": result["workload"],
         "opened_utc": entries[0].at_utc if entries else None,
         "result": result,
+        "gain": forensics.gain(state),
         "changes": changes_kept(entries, state, plan),
         "trials": trials(state),
         "beliefs": beliefs(entries, state, result["hypotheses"]),

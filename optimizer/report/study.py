@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from optimizer.core import forensics
 from optimizer.core.closing import PLAIN_ENDINGS, is_confirmed_better, summary
 from optimizer.core.plan import Plan
 from optimizer.core.state import State
@@ -23,7 +24,7 @@ from optimizer.report.both_sides import both_sides, both_sides_markdown
 from optimizer.report.document import changes_kept, left, ruled_out, trials, untried
 from optimizer.report.front_view import front_markdown
 from optimizer.report.kept import explained
-from optimizer.report.prose import changes_text, number, result_text, sentence
+from optimizer.report.prose import changes_text, gain_text, number, result_text, sentence
 
 
 class Commander(Protocol):
@@ -124,6 +125,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
         f"| workload | {result['workload']} |",
         f"| baseline | {result_text(result['baseline'])} |",
         f"| best | {result_text(result['best'])} |",
+        *([f"| gain | {gain_text(gained)} |"] if (gained := forensics.gain(state)) is not None else []),
         f"| launches | {result['launches']} after the baseline, {result['launches_baseline']} for it |",
         f"| time | {result['minutes']:.1f} minutes |",
         f"| launch-to-launch noise | {100 * result['noise']['sd']:.1f} % ({result['noise']['degrees_of_freedom']:g} degrees of freedom) |",
