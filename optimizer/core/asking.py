@@ -21,6 +21,7 @@ from optimizer.model.base import Value
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.playbook import Playbook, SetAction, SpaceAction
 from optimizer.model.settings import Settings
+from optimizer.model.step import ORIGINAL
 from optimizer.model.verdict import given_up
 
 _ENV = re.compile(r"(?:env\.)?([A-Z][A-Z0-9_]{1,80})")
@@ -129,7 +130,7 @@ def why_not(entries: Sequence[Entry], state: State, plan: Plan, question: Questi
     }  # fmt: skip
     found["answer"] = _answer(state, question, found)
     untested = not measured and found["answer"] in ("never_tested", "ruled_out")
-    found["cost"] = _cost(state, [row for book in books if (row := _row_of(state, plan, book.id)) is not None]) if untested else None
+    found["cost"] = _cost(entries, state, [row for book in books if (row := _row_of(state, plan, book.id)) is not None]) if untested else None
     return found
 
 
@@ -318,14 +319,28 @@ def _checks(entries: Sequence[Entry], causes: set[str]) -> Iterator[dict[str, An
             yield {"entry": entry.seq, "test": asked[entry.key]["test"], "text": said}
 
 
-def _cost(state: State, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _minutes_of_tests(entries: Sequence[Entry]) -> Iterator[float]:
+    """Of every launch that was measured as a test is: its start and its measurement. The server as found was not started by us, and the
+    confirmation is measured for longer."""
+    intents = {entry.key: entry.body["step"] for entry in entries if entry.kind == EntryKind.INTENT}
+    took: dict[str, float] = {}
+    for entry in entries:
+        step = intents.get(entry.key, {}) if entry.kind == EntryKind.OUTCOME else {}
+        if step.get("kind") not in ("launch", "await_ready", "measure"):
+            continue
+        launch, outcome = str(step.get("launch", step["key"])), entry.body["outcome"]
+        took[launch] = took.get(launch, 0.0) + float(outcome.get("duration_s") or 0.0)
+        if step["kind"] == "measure" and outcome["status"] == "done" and step["purpose"] in ("baseline", "candidate") and launch != ORIGINAL:
+            yield took[launch] / 60.0
+
+
+def _cost(entries: Sequence[Entry], state: State, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Launches and minutes of a test here: of the predicted effect where one is predicted, else of an effect of unknown size."""
-    measured = sum(len(arm.results) + len(arm.earlier) for arm in state.arms.values())
-    # A launch that was interrupted took less than one that is measured.
-    minutes = checks.launch_minutes(state if measured else replace(state, launches_baseline=0, launches_after=0))
+    measured = list(_minutes_of_tests(entries))
+    minutes = sum(measured) / len(measured) if measured else checks.launch_minutes(replace(state, launches_baseline=0, launches_after=0))
     launches = [float(row["launches"]) for row in rows if row.get("launches")]
     expected = min(launches) if launches else economy.expected_launches(0.0)
     return {
-        "launches": round(expected, 1), "minutes": round(expected * minutes, 1), "minutes_per_launch": round(minutes, 1), "measured_launches": state.launches_baseline + state.launches_after if measured else 0,
+        "launches": round(expected, 1), "minutes": round(expected * minutes, 1), "minutes_per_launch": round(minutes, 1), "measured_launches": len(measured),
         "predicted": bool(launches), "launches_left": closing.launches_left(state, reserve=0) if state.spec else None,
     }  # fmt: skip

@@ -62,7 +62,8 @@ def cost_text(cost: Mapping[str, Any]) -> str:
     basis = "the predicted effect" if cost["predicted"] else "an effect of unknown size; one that is large is settled by 1"
     if cost["measured_launches"]:
         launches = cost["measured_launches"]
-        known = f"this study's {launches} launch{'es' if launches != 1 else ''} took {cost['minutes_per_launch']:g} minutes each"
+        each = " each" if launches != 1 else ""
+        known = f"start and measurement of this study's {launches} launch{'es' if launches != 1 else ''} before a confirmation took {cost['minutes_per_launch']:g} minutes{each}"
     else:
         known = f"about {cost['minutes_per_launch']:g} minutes each by the windows asked for; none was launched yet"
     return f"The test would cost about {cost['launches']:g} launch{'es' if cost['launches'] != 1 else ''} and {cost['minutes']:g} minutes here ({basis}; {known})."
@@ -98,11 +99,15 @@ def _evidence(row: Mapping[str, Any]) -> list[str]:
 
 
 def facts_text(hits: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line per observation, with its weight and where it was read."""
-    rows = []
+    """One line per observation, with its weight and where it was read; where several rules weigh the same one, each by its name."""
+    same: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for hit in hits:
         where = f", {hit['source']}{' line ' + str(hit['line']) if hit.get('line') else ''}" if hit.get("source") else ""
-        rows.append(f"{hit['fact']} = {hit['value']} ({hit['db']:+g} db{where})" if "fact" in hit else f"{hit['rule']} ({hit['db']:+g} db)")
+        same.setdefault((str(hit["fact"]), str(hit["value"]), where) if "fact" in hit else (str(hit["rule"]), "", ""), []).append(hit)
+    rows = []
+    for (name, value, where), found in same.items():
+        weights = [f"{hit['db']:+g} db{' by ' + hit['rule'] if len(found) > 1 and hit.get('rule') else ''}" for hit in found]
+        rows.append(f"{name}{f' = {value}' if 'fact' in found[0] else ''} ({', '.join(weights)}{where})")
     return rows
 
 
