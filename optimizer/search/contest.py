@@ -23,7 +23,8 @@ _CLOSE = 1e-9
 
 class Reached(Frozen):
     """Launches until the configuration that looks best reaches a share of the best. A run that never did counts one more than
-    it had; ``reached`` is the share of the seeds that did. ``se``: standard error of the mean over the seeds."""
+    it had; ``reached`` is the share of the seeds that did, and below 1 the mean is a lower bound. ``se``: standard error of the mean over the
+    seeds."""
 
     mean: float
     se: float
@@ -131,7 +132,7 @@ def _run(
                 trace.above_default = trace.steps
         if trace.steps <= _CURVE:
             trace.regret.append(1.0 - best_share)
-        if trace.reached[-1]:
+        if trace.reached[-1] or trace.steps >= limit:
             break
         run.tell(index, gain)
     trace.foreign_s, trace.looked_up = getattr(run, "spent_s", 0.0), getattr(run, "looked_up", 0)

@@ -33,6 +33,7 @@ _Member = tuple[dict[str, Value], float, Mapping[str, str]]
 _CELLS = 200_000_000  # bytes of a table
 # A column is one of numbers if at least this share of its filled cells are.
 _MOSTLY = 0.8
+_LARGEST = 1e100  # no unit makes a measurement larger, and sums of what is near the end of the range overflow
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ def read_tables(
     small = tuple(label for label, table in built if table is None)
     if not tables:
         raise UsageError(
-            f"{file} has one configuration{' in every group' if group else ''} after {sum(left_out.values())} rows were left out: "
-            "there is nothing to choose between.",
+            f"{file} has one configuration{' in every group' if group else ''}"
+            f"{f' after {sum(left_out.values())} rows were left out' if left_out else ''}: there is nothing to choose between.",
             why="A policy that has one choice is not compared with anything.", hint="Give a table with at least two different values of --params within a group.",
         )
     return Reading(tables, len(rows), dict(left_out), examples, small)
@@ -204,7 +205,8 @@ def _rows(text: str, file: str) -> tuple[list[str], list[tuple[int, dict[str, An
     csv.field_size_limit(_CELLS)
     reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""), restkey="")
     try:
-        header = list(reader.fieldnames or [])
+        header = [name.strip() for name in reader.fieldnames or []]
+        reader.fieldnames = header
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise UsageError(f"{file} is no CSV (line {reader.line_num}: {error}).") from error
@@ -215,14 +217,16 @@ def _rows(text: str, file: str) -> tuple[list[str], list[tuple[int, dict[str, An
 
 def _columns(header: Sequence[str], wanted: Sequence[str], file: str) -> None:
     if missing := [name for name in wanted if name not in header]:
-        raise UsageError(f"{file} has no column {', '.join(missing)}.", hint=f"Its columns: {', '.join(header[:60])}")
+        other = next((name for name, sign in (("semicolons", ";"), ("tabs", "\t"), ("bars", "|")) if len(header) == 1 and sign in header[0]), "")
+        hint = f"Its cells are separated by {other}, it seems: save it with commas." if other else f"Its columns: {', '.join(header[:60])}"
+        raise UsageError(f"{file} has no column {', '.join(missing)}.", hint=hint)
 
 
 def _kind(cells: Sequence[str]) -> Literal["number", "json", "choice"]:
     filled = [cell for cell in cells if cell.strip()]
     if filled and sum(_number(cell) is not None for cell in filled) >= _MOSTLY * len(filled):
         return "number"
-    if filled and all(cell.lstrip().startswith("{") and _object(cell) is not None for cell in filled):
+    if sum(_object(cell) is not None for cell in filled) * 2 >= max(1, len(filled)):  # the others are broken: no choice is spelled like an object
         return "json"
     return "choice"
 
@@ -231,6 +235,8 @@ def _cell(point: dict[str, Value], name: str, kind: str, cell: str) -> str | Non
     """Put the value into ``point``; the reason why the row is of no use otherwise."""
     cell = cell.strip()
     if kind == "json":
+        if cell and _object(cell) is None:
+            return f"{name} holds no JSON object where other rows hold one"
         for key, value in (_object(cell) or {}).items() if cell else ():
             point[f"{name}:{key}"] = _value(value if isinstance(value, str) else canonical_json(value))
         return None
@@ -255,15 +261,18 @@ def _number(cell: str) -> float | None:
         number = float(cell)
     except ValueError:
         return None
-    return number if math.isfinite(number) and "_" not in cell else None
+    return number if abs(number) < _LARGEST and "_" not in cell else None
 
 
 def _no_number(cell: str) -> str:
     """What a cell holds that ``_number`` cannot use; empty for an empty one."""
     try:
-        return "" if not cell else "nan or inf, which no run measures" if not math.isfinite(float(cell)) else "text instead of a number"
+        number = float(cell) if cell else 0.0
     except ValueError:
         return "text instead of a number"
+    if not math.isfinite(number):
+        return "nan or inf, which no run measures"
+    return "" if not cell else "a number that no unit makes a measurement" if abs(number) >= _LARGEST else "text instead of a number"
 
 
 def _object(cell: str) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,15 +71,15 @@ def replay_policy(folder: Place, roots: Roots, options: PolicyOptions) -> dict[s
     if len(measured) < 2:
         raise UsageError(f"{folder.name} holds {len(measured)} configuration that was measured{_at(options)}: there is nothing to choose.", hint=_levels(options))
     best = max(measured, key=lambda item: _mean(item) * (1 if way == "max" else -1))
-    started = time.perf_counter()
+    started, refused = time.perf_counter(), dict[str, str]()
     if Path(options.policy).suffix == ".json":
         steps, missing = _scripted(Path(options.policy), measured, start)
     elif options.policy == "evidence":
-        steps, missing = _evidence(alike, start, known, way, effect)
+        steps, missing, refused = _evidence(alike, start, known, way, effect)
     else:
         return _contest(folder, measured, start, best, known, options, way, effect)
     took = time.perf_counter() - started
-    return _document(folder, start, best, steps, missing, way, options, took)
+    return _document(folder, start, best, steps, missing, refused, way, options, took)
 
 
 # ---- where the launches come from -----------------------------------------------------------------------------------
@@ -176,8 +176,16 @@ def _start(launches: Sequence[Recorded], options: PolicyOptions, folder: Place) 
     if len(exact) != 1 or not exact[0].values:
         names = ", ".join(item.name for item in launches if item.values)
         what = "does not name one launch" if len(exact) != 1 else f"was not measured{_at(options)}"
-        raise UsageError(f"--from {wanted!r} {what} of {folder.name}.", hint=f"Measured: {names}")
+        raise UsageError(f"--from {wanted!r} {what} of {folder.name}.", hint=f"Measured: {names or 'nothing'}{_other_levels(folder)}")
     return exact[0]
+
+
+def _other_levels(folder: Place) -> str:
+    """The loads that a folder of recordings has, for whoever named one that it has not."""
+    if not (isinstance(folder, Path) and is_recordings(folder)):
+        return ""
+    levels = {row.get("c") for path in folder.glob("*/launch.json") for row in read_bundle(path.parent).bench}
+    return f". Loads that were measured: {', '.join(str(level) for level in sorted(levels, key=str))}"
 
 
 def _comparable(item: Recorded, start: Recorded) -> bool:
@@ -203,13 +211,14 @@ class _Step:
     why: str
 
 
-def _evidence(alike: Sequence[Recorded], start: Recorded, known: Library, way: Direction, effect: Effect) -> tuple[list[_Step], list[str]]:
-    """Launch, read what it left, choose again, until nothing promising is left."""
+def _evidence(alike: Sequence[Recorded], start: Recorded, known: Library, way: Direction, effect: Effect) -> tuple[list[_Step], list[str], dict[str, str]]:
+    """Launch, read what it left, choose again, until nothing promising is left. Also what was never recorded, and what was refused and why."""
     plan, sign = plan_of(known), 1.0 if way == "max" else -1.0
     left = {index: item for index, item in enumerate(alike) if item is not start}
-    current, steps, missing = start, list[_Step](), list[str]()
+    current, steps, missing, refused = start, list[_Step](), list[str](), dict[str, str]()
     while left:
         seen = outlook(current, left, plan, known.directions, effect)
+        refused |= {alike[index].name: why for index, why in seen.refused.items()}
         missing += [wish for wish in seen.not_recorded if wish not in missing]
         best = next(iter(seen.promises), None)
         if best is None or best.gain <= 0:
@@ -221,7 +230,7 @@ def _evidence(alike: Sequence[Recorded], start: Recorded, known: Library, way: D
         steps.append(_Step(launched, best.why if not launched.failed else f"{best.why}; {launched.failed}"))
         if launched.values and sign * _mean(launched) > sign * _mean(current):
             current = launched
-    return steps, missing
+    return steps, missing, refused
 
 
 def _scripted(path: Path, measured: Sequence[Recorded], start: Recorded) -> tuple[list[_Step], list[str]]:
@@ -251,6 +260,9 @@ def _contest(
         raise UsageError(f"There is no policy {options.policy!r}.", hint=f"There are: {', '.join(policy_names())}, or a JSON file of changes in order.")
     others = [item for item in measured if item is not start]
     names = tuple(sorted({name for item in others for name in item.settings}))
+    if len(others) < 2:
+        raise UsageError(f"{folder.name} measured {len(others)} configuration{'s' * (len(others) != 1)} beside {start.name}{_at(options)}: there is nothing for {options.policy} to choose between.",
+                         hint="--policy evidence replays it: what it would have launched instead is listed.")  # fmt: skip
     varied = tuple(name for name in names if len({canonical_json(item.settings.get(name)) for item in others}) > 1)
     table = Table(
         name=folder.name, names=varied, points=tuple({name: item.settings.get(name) for name in varied} for item in others),
@@ -273,7 +285,7 @@ def _contest(
 
 
 def _document(
-    folder: Place, start: Recorded, best: Recorded, steps: Sequence[_Step], missing: Sequence[str], way: Direction, options: PolicyOptions, took: float
+    folder: Place, start: Recorded, best: Recorded, steps: Sequence[_Step], missing: Sequence[str], refused: Mapping[str, str], way: Direction, options: PolicyOptions, took: float
 ) -> dict[str, Any]:
     at_once = _share(start, best, way)
     shares, reached = [], 0 if at_once is not None and at_once >= _NEAR else None
@@ -293,6 +305,7 @@ def _document(
         ],
         "launches_to_95%": reached,
         "not_recorded": list(missing),
+        "refused": dict(refused),
         "decisions_per_s": round(max(1, len(steps)) / took) if took > 0 else None,
         "identical": True,
     }
@@ -306,6 +319,7 @@ def _document(
         value = "failed" if launch["value"] is None else f"{launch['value']:.4g}, {launch['share_of_best'] * 100:.0f} % of the best"
         lines.append(f"  launch {number}: {launch['name']}: {value} ({launch['why']})")
     lines += [f"  not recorded: {wish}" for wish in missing[:6]]
+    lines += [f"  refused, not launched: {name}: {why}" for name, why in list(refused.items())[:6]]
     document["text"] = "\n".join(lines)
     return document
 

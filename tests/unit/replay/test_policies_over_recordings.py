@@ -47,6 +47,17 @@ def test_a_dead_setting_and_a_launch_that_must_fail_are_never_launched() -> None
         assert not names & {"tp1-7b-contdecode8", "tp1-7b-badflag", "tp1-7b-oom"}, (start, names)
 
 
+def test_what_was_refused_is_listed_with_the_reason() -> None:
+    refused = recorded("evidence", "tp1-7b-nograph")["refused"]
+    assert isinstance(refused, dict) and {"tp1-7b-badflag", "tp1-7b-oom", "tp1-7b-contdecode8"} <= set(refused) and refused["tp1-7b-contdecode8"].startswith("dead: ")
+
+
+def test_one_configuration_beside_the_baseline_is_nothing_to_choose_between() -> None:
+    for policy in ("tpe", "gp", "random"):
+        done = call(str(ROOT / "runs" / "recorded" / "h200-7b-eager"), "--policy", policy)
+        assert done.exit_code == 2 and "there is nothing for" in done.output
+
+
 def test_what_was_never_measured_is_counted() -> None:
     assert '{"disable_cuda_graph":null}' in recorded("evidence", "tp1-7b-nograph")["not_recorded"]  # type: ignore[operator]
 
@@ -76,6 +87,7 @@ def test_a_file_is_a_policy(tmp_path: Path) -> None:
         (["--policy", "evidence", "--from", "nothing"], "does not name one launch"),
         (["--policy", "evidence", "--from", "tp1-7b-oom", "--concurrency", "16"], "was not measured at concurrency 16"),
         (["--policy", "oracle", "--from", "tp1-7b-nograph", "--concurrency", "16"], "no policy 'oracle'"),
+        (["--policy", "evidence", "--from", "tp1-7b-nograph", "--concurrency", "7"], "Loads that were measured: 1, 16"),
         (["--policy", "missing.json", "--from", "tp1-7b-nograph", "--concurrency", "16"], "cannot be read"),
     ],
 )

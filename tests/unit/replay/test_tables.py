@@ -236,6 +236,40 @@ def test_random_needs_what_chance_says_and_its_error_is_printed() -> None:
     assert contest(table, ["random"], DIRECTIONS, 1)[0].launches_to["95%"].se == 0.0
 
 
+def test_runs_that_ended_before_they_were_there_are_not_called_launches_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(grid())
+    words = ("--table", str(path), "--params", "tp,max-num-seqs", "--objective", "output_tps", "--seeds", "40")
+    few = json.loads(call(*words, "--policies", "evidence,random", "--launches", "3", "--json").stdout)
+    group = few["groups"][0]
+    assert group["policies"]["random"]["launches_to"]["95%"]["reached"] < 1 and group["evidence_against_is"] == {"random": "at most"}
+    assert few["summary"]["median_is_lower_bound"]["random"]["95%"] and not few["summary"]["median_is_lower_bound"]["evidence"]["95%"]
+    assert "random    at least " in few["text"] and "(reached in " in few["text"] and "evidence needs at most " in few["text"]
+    one = json.loads(call(*words, "--policies", "evidence,gp", "--launches", "1", "--json").stdout)
+    assert all(0 <= speed["decided"] <= speed["steps"] for speed in one["speed"].values())
+    worse = text([{"conc": conc, "tps": 200.0 if conc == 2 else 100.0 + conc / 100} for conc in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)])
+    path.write_text(worse)
+    lost = json.loads(call("--table", str(path), "--params", "conc", "--objective", "tps", "--policies", "evidence,random", "--launches", "2", "--seeds", "40", "--json").stdout)
+    assert lost["summary"]["half_of_random"] is None and "cannot be told" in lost["text"], "neither got there in every run"
+    assert "evidence  not in 2 / not in 2 / not in 2" in lost["text"]
+
+
+def test_cells_that_nobody_can_compute_with_are_left_out_with_their_reason() -> None:
+    huge = read_tables("tp,score\n1,5\n2,1e308\n4,1e308\n2,6\n", ["tp"], "score")
+    assert huge.left_out == {"score holds a number that no unit makes a measurement": 2} and len(huge.tables[0].points) == 2
+    rows = [{"flags": cell, "tps": speed} for cell, speed in (('{"tp": 1}', 1), ('{"tp": 2}', 2), ("{bad", 3), ("[1]", 4), ("", 5))]
+    found = read_tables(text(rows), ["flags"], "tps")
+    assert found.left_out == {"flags holds no JSON object where other rows hold one": 2}
+    assert [point["flags:tp"] for point in found.tables[0].points] == [1, 2, None]
+
+
+def test_a_header_with_spaces_is_read_and_another_separator_is_named() -> None:
+    assert [point["tp"] for point in read_tables(" tp , tps\n1,5\n2,6\n", ["tp"], "tps").tables[0].points] == [1, 2]
+    with pytest.raises(UsageError) as told:
+        read_tables("tp;tps\n1;5\n2;6\n", ["tp"], "tps")
+    assert "separated by semicolons" in str(told.value.hint)
+
+
 def test_what_was_looked_up_is_not_called_decided() -> None:
     table = read_tables(grid(), ["tp", "max-num-seqs"], "output_tps").tables[0]
     score = contest(table, ["evidence"], DIRECTIONS, 50)[0]
@@ -283,6 +317,7 @@ def test_a_default_that_was_never_measured_is_said(tmp_path: Path) -> None:
         (["--table", "T", "--params", "tp", "--objective", "output_tps", "--policies", "oracle"], "no policy 'oracle'"),
         (["--table", "T", "--params", "tp", "--objective", "output_tps", "--where", "tp"], "is not understood"),
         (["--table", "T", "--params", "tp", "--objective", "output_tps", "--logs", "x"], "--logs needs --baseline"),
+        (["--table", "T", "--params", "tp", "--objective", "output_tps", "--baseline", "3"], "--baseline says nothing here"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_a_usage_error(words: list[str], complaint: str, tmp_path: Path) -> None:
