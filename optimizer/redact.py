@@ -39,6 +39,14 @@ _COUNTED_TOKEN = re.compile(
 _HEADER = r"(?:(?:proxy-)?authorization|x-api-key|x-auth-token|(?:set-)?cookie)"
 _HEADER_NAME = re.compile(_HEADER, re.IGNORECASE)
 
+# Variables that people write in one word with what they belong to (PGPASSWORD, SSHPASS, HFTOKEN), in capitals alone: a key of ours
+# may be called `second_pass`.
+_VARIABLE = (
+    r"(?!(?:OLD)?PWD\b)(?:[A-Z0-9]{1,30}_){0,6}(?:[A-Z0-9]{0,30}(?:PASSWORDS?|PASSWD|PASSPHRASE|SECRETS?|APIKEYS?|(?<!BY)(?<!COM)PASS|PWD)|"
+    r"PW|JWT|WEBHOOK|WEBHOOK_URL|CONNECTION_STRING|CONN_STR|DSN|[A-Z0-9]{1,30}TOKEN)"
+)
+_VARIABLE_NAME = re.compile(_VARIABLE)
+
 _VALUE = r"""(?:(?P<q>\\?["'])(?P<quoted>(?:(?!(?P=q))[^\n])+)(?P=q)|(?P<bare>[^\s"'\\,;&|)\]}>]+))"""
 
 # The secret stands in the group `s`, `quoted` or `bare`; nothing else of a match is touched. No pattern may start in
@@ -58,6 +66,8 @@ _FORMATS = (
     r"(?<![A-Za-z0-9_\-])(?P<s>eyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,})",
     # NAME=value in an environment or before a command: everything up to the next space or quote
     rf"(?<![A-Za-z0-9])(?:{_WORD.upper()}|(?<![A-Z0-9]_)TOKEN|[A-Z0-9]{{2,20}}_TOKEN)=(?P<bare>[^\s\"']+)",
+    rf"(?<![A-Za-z0-9_]){_VARIABLE}=(?P<bare>[^\s\"']+)",
+    r"(?P<s>(?<=hooks\.slack\.com/services/)[\w/]{8,}|(?<=/api/webhooks/)[\w/-]{8,})",
     # --api-key VALUE, --api-key=VALUE, --hf-token 'two words'
     rf"(?<![\w\-])--?(?i:{_PREFIX}{_WORD}|token)(?:\s+|=){_VALUE}",
     # name=value, name: value, 'name': 'value', \"name\": \"value\"
@@ -79,7 +89,7 @@ def mark(secret: str) -> str:
 def is_secret_name(name: str) -> bool:
     """Whether a setting, environment variable, header or JSON key with this name holds a secret."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lstrip("-")
-    if _SECRET_NAME.fullmatch(plain) or _HEADER_NAME.fullmatch(plain):
+    if _SECRET_NAME.fullmatch(plain) or _HEADER_NAME.fullmatch(plain) or _VARIABLE_NAME.fullmatch(name):
         return True
     return bool(_BARE_TOKEN.fullmatch(plain)) and not _COUNTED_TOKEN.fullmatch(plain)
 
@@ -94,6 +104,9 @@ def may_hold_secret(name: str) -> bool:
     left out costs little, as in what becomes a setting or is written into a script."""
     plain = name.upper().replace("-", "_")
     return is_secret_name(name) or _SUSPICIOUS.search(_INNOCENT.sub("", plain)) is not None
+
+
+_SEVERAL = re.compile(r"api[-_]?keys?$", re.IGNORECASE)  # a flag that takes one or more
 
 
 class Redactor:
@@ -140,10 +153,15 @@ class Redactor:
             return {self.text(str(key)): self.value(item, str(key)) for key, item in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
             found: list[Any] = []
-            before = ""
+            before, several = "", False
             for item in value:
-                found.append(self.value(item, before or name))
-                before = item if isinstance(item, str) and item.startswith("-") and "=" not in item else ""
+                flag = isinstance(item, str) and item.startswith("-")
+                found.append(self.value(item, name if several and flag else before or name))
+                if flag:
+                    before, several = (item if "=" not in item else ""), False
+                else:
+                    several = _SEVERAL.search(before) is not None
+                    before = before if several else ""
             return found
         if isinstance(value, int | float) and not isinstance(value, bool) and name and _is_password(name):
             return mark(str(value))

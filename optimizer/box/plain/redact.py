@@ -8,16 +8,21 @@ import re
 
 HIDDEN = "«secret»"
 _PLACEHOLDER = re.compile(r"«secret:(\d+)»")
-# Words that make a variable a credential. `TOKENIZERS_PARALLELISM`, `KEYRING`, `AUTHOR` are none: whole words only.
+# Words that make a variable a credential: whole ones (`TOKENIZERS_PARALLELISM`, `KEYRING` and `AUTHOR` are none) ...
 _SECRET_NAME = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS|PWD_HASH|APIKEY|KEY|KEYS|CREDENTIAL|CREDENTIALS|COOKIE|AUTH|BEARER"
-    r"|SIGNATURE|DSN|PAT|SECRETS)(_|$)",
-    re.IGNORECASE,
+    r"(^|_)(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|PASS|PWD|PW|PIN|APIKEY|KEYS?|CREDENTIALS?|COOKIES?|AUTH|AUTHORIZATION|BEARER"
+    r"|SIGNATURE|DSN|PAT|JWT|WEBHOOK|CONNECTION_STRING|CONN_STR)(_|$)"
+    # ... and ones that people write in one with what they belong to: PGPASSWORD, SSHPASS, HFTOKEN, OPENAIKEY
+    r"|PASSWORD|PASSWD|PASSPHRASE|SECRET|APIKEY|CREDENTIAL|(?<!BY)(?<!COM)PASS$|PWD$|TOKEN$|(?<!MON)KEY$"
 )
+_TOKENS = re.compile(r"^(?!.*(^|_)(MAX|MIN|NUM|LIMIT|COUNT|PER|BATCHED|NEW|TOTAL|STOP|SPECIAL)(_|$)).*(^|_)TOKENS$")  # several credentials, no limit
+_HARMLESS_NAMES = frozenset(("PWD", "OLDPWD"))
 _SECRET_FLAG = re.compile(
     r"(^|-)(api-keys?|apikey|token|password|passwd|secret|secret-key|access-key|auth|credentials?|keyfile-password)$",
     re.IGNORECASE,
 )
+_SEVERAL = re.compile(r"api[-_]?keys?$", re.IGNORECASE)  # vLLM takes one or more
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Linear on any input: every part is anchored or bounded, since logs with lines of megabytes pass through it.
 _SECRET_VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{12,}|ASIA[0-9A-Z]{12,}|gh[opsu]_[A-Za-z0-9]{20,}"
@@ -26,25 +31,47 @@ _SECRET_VALUE = re.compile(
     r"|(?i:\bbearer\s+[\w.~+/-]{12,})"
 )
 
+# Inside of a setting: JSON, a connection string, the query of an address, a header. Of what people write, not of logs.
+_SECRET_INSIDE = re.compile(
+    r"""(?i:(?<![a-z0-9])(?:[a-z0-9]+[_-]){0,4}?(?:password|passwd|passphrase|pwd|secret|secret[_-]?key|api[_-]?key|access[_-]?key|account[_-]?key"""
+    r"""|sharedaccess(?:key|signature)|(?:access|auth|bearer|hf|refresh|session|api|id)[_-]?token)["']?\s{0,4}[:=]\s{0,4}["']?"""
+    r"""|[?&](?:token|key|sig|signature|auth)="""
+    r"""|["']token["']\s{0,4}:\s{0,4}["']"""
+    r"""|\b(?:authorization|x-api-key|x-auth-token|cookie)["']?\s{0,4}[:=]\s{0,4}["']?(?:(?:basic|bearer|token)\s{1,4})?"""
+    r"""|hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/)(?P<value>(?!(?i:none|null|true|false)\b)[^\s"'&;,}\]«]{3,})"""
+)
+
 
 def secret_name(name: str) -> bool:
-    return _SECRET_NAME.search(name) is not None
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper().replace("-", "_")
+    return plain not in _HARMLESS_NAMES and _SECRET_NAME.search(plain) is not None
 
 
 def secret_value(value: str) -> bool:
     return _SECRET_VALUE.search(value) is not None
 
 
+def secret_variable(name: str, value: str) -> bool:
+    """Whether a variable holds a credential, by its name or by what it looks like."""
+    if not value:
+        return False
+    return (
+        secret_name(name)
+        or secret_value(value)
+        or _SECRET_INSIDE.search(value) is not None
+        or (_TOKENS.search(name.upper()) is not None and not value.isdigit())
+    )
+
+
 def hide_environment(pairs: dict[str, str]) -> dict[str, str]:
     """Same names; the values that look like credentials are replaced."""
-    return {
-        name: HIDDEN if value and (secret_name(name) or secret_value(value)) else value for name, value in pairs.items()
-    }
+    return {name: HIDDEN if secret_variable(name, value) else value for name, value in pairs.items()}
 
 
 def hide_arguments(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Command line with placeholders, and placeholder number -> value. ``--api-key X``, ``--api-key=X`` and arguments
-    that are credentials by their own look are covered."""
+    """Command line with placeholders, and placeholder number -> value. ``--api-key X``, ``--api-key=X``, ``--api-key X Y``,
+    ``NAME=X`` in front of a command, credentials inside of JSON or an address, and arguments that are credentials by their own
+    look are covered."""
     shown: list[str] = []
     values: dict[str, str] = {}
 
@@ -53,22 +80,27 @@ def hide_arguments(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         values[number] = value
         return "«secret:%s»" % number
 
-    after_flag = False
+    def hide_inside(match: re.Match[str]) -> str:
+        return match.group()[: match.start("value") - match.start()] + hide(match.group("value"))
+
+    flag_before, several = False, False
     for argument in arguments:
         flag, equals, value = argument.partition("=")
-        if after_flag and not argument.startswith("--"):
+        named = flag.startswith("-") and _SECRET_FLAG.search(flag.lstrip("-").replace("_", "-")) is not None
+        if (flag_before and not argument.startswith("--")) or (several and not argument.startswith("-")):
             shown.append(hide(argument))
-        elif equals and flag.startswith("-") and _SECRET_FLAG.search(flag.lstrip("-").replace("_", "-")):
+            flag_before = False
+            continue
+        if equals and named:
+            shown.append(flag + equals + hide(value))
+        elif equals and value and _VARIABLE.fullmatch(flag) and secret_variable(flag, value):
             shown.append(flag + equals + hide(value))
         elif secret_value(argument):
             shown.append(hide(argument))
         else:
-            shown.append(argument)
-        after_flag = (
-            argument.startswith("--")
-            and not equals
-            and bool(_SECRET_FLAG.search(argument.lstrip("-").replace("_", "-")))
-        )
+            shown.append(_SECRET_INSIDE.sub(hide_inside, argument))
+        flag_before = named and not equals
+        several = flag_before and _SEVERAL.search(flag) is not None
     return shown, values
 
 
@@ -85,7 +117,7 @@ def without_numbers(argument: str) -> str:
 def secrets_of(pairs: dict[str, str], arguments: list[str]) -> list[bytes]:
     """Values of a process that must not be shown when its log repeats them. Short ones are left out: masking every ``true``
     would ruin the log and protect nothing."""
-    values = [value for name, value in pairs.items() if secret_name(name)]
+    values = [value for name, value in pairs.items() if secret_variable(name, value)]
     values += hide_arguments(arguments)[1].values()
     # A mask must not be longer than what it hides, so that offsets stay what they are in the file.
     return sorted({raw for raw in (value.encode("utf-8", "surrogateescape") for value in values) if len(raw) >= 8})

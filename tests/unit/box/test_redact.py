@@ -10,7 +10,9 @@ from optimizer.box.plain import redact
 @pytest.mark.parametrize(
     "name",
     ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DB_PASSWORD", "PASSWD",
-     "github_token", "AUTH_HEADER", "SSH_AUTH_SOCK", "SENTRY_DSN", "OPTIMIZER_SECRET_0", "COOKIE", "X_CREDENTIALS"],
+     "github_token", "AUTH_HEADER", "SSH_AUTH_SOCK", "SENTRY_DSN", "OPTIMIZER_SECRET_0", "COOKIE", "X_CREDENTIALS",
+     "PGPASSWORD", "MYSQL_PWD", "SSHPASS", "DBPASSWORD", "HFTOKEN", "hfToken", "apiToken", "OPENAIKEY", "LDAP_BIND_PW", "SLACK_WEBHOOK_URL",
+     "AZURE_STORAGE_CONNECTION_STRING", "PROXY_AUTHORIZATION", "RUNPOD_TOKENS", "JWT", "PASSWORDS"],
 )  # fmt: skip
 def test_secret_names(name: str) -> None:
     assert redact.hide_environment({name: "whatever"}) == {name: redact.HIDDEN}
@@ -19,7 +21,7 @@ def test_secret_names(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["TOKENIZERS_PARALLELISM", "NCCL_PROTO", "CUDA_VISIBLE_DEVICES", "KEYBOARD", "AUTHOR", "PATH", "SGLANG_MAX_TOKENS",
-     "VLLM_KEYED", "MONKEY", "PASSES", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF"],
+     "VLLM_KEYED", "MONKEY", "PASSES", "PWD", "OLDPWD", "NCCL_BYPASS", "VLLM_MAX_NUM_BATCHED_TOKENS", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF"],
 )  # fmt: skip
 def test_ordinary_names(name: str) -> None:
     assert redact.hide_environment({name: "whatever"}) == {name: "whatever"}
@@ -42,6 +44,33 @@ def test_secret_values_under_any_name(value: str) -> None:
 )
 def test_ordinary_values(value: str) -> None:
     assert redact.hide_environment({"PLAIN": value}) == {"PLAIN": value}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["DefaultEndpointsProtocol=https;AccountName=x;AccountKey=c2VjcmV0==", "https://hooks.slack.com/services/T0/B0/abc", "https://h/m?token=plain1",
+     "host=db password=hunter2", '{"auth_token": "plain1"}', "Authorization: Basic dXNlcjpwdw=="],
+)  # fmt: skip
+def test_secrets_inside_of_a_value(value: str) -> None:
+    assert redact.hide_environment({"PLAIN": value}) == {"PLAIN": redact.HIDDEN}
+    (shown,), values = redact.hide_arguments([value])
+    assert shown != value and redact.reveal(shown, values) == value
+
+
+@pytest.mark.parametrize(
+    "value", ['{"eos_token": "</s>", "max_tokens": 5}', "token_usage: 0.5", "{'password': None}", "--chat-template=a:b", "https://h/m?rev=main", "plain=value"]
+)
+def test_what_only_sounds_like_one_stays(value: str) -> None:
+    assert redact.hide_arguments([value]) == ([value], {})
+
+
+def test_every_key_of_several_and_variables_before_a_command() -> None:
+    line = ["env", "HF_TOKEN=plain", "OMP_NUM_THREADS=4", "vllm", "serve", "m", "--api-key", "first", "second", "--port", "8000",
+            "--kv-transfer-config", '{"password":"inner","role":"both"}']  # fmt: skip
+    shown, values = redact.hide_arguments(line)
+    assert shown == ["env", "HF_TOKEN=«secret:0»", "OMP_NUM_THREADS=4", "vllm", "serve", "m", "--api-key", "«secret:1»", "«secret:2»", "--port", "8000",
+                     "--kv-transfer-config", '{"password":"«secret:3»","role":"both"}']  # fmt: skip
+    assert [redact.reveal(word, values) for word in shown] == line
 
 
 def test_arguments_come_back_exactly() -> None:
@@ -67,6 +96,7 @@ def test_masking_is_linear() -> None:
         b"hf_" * 300_000,
     ):
         redact.mask(text, [])
+        redact.hide_arguments([text[:200_000].decode(), "a_" * 100_000])
         assert not redact.secret_value("a:" * 100_000)
     assert time.monotonic() - began < 10
 

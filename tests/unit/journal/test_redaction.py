@@ -217,3 +217,13 @@ def test_a_full_disk_does_not_stop_the_study_for_its_log(tmp_path: Path) -> None
     log.get("x").info("second")
     assert "going on without it" in stderr.getvalue()
     assert "second" in stderr.getvalue()
+
+
+def test_names_written_in_one_word_and_every_key_of_several() -> None:
+    made = Redactor().value({
+        "env": {"PGPASSWORD": "aa11", "MYSQL_PWD": "bb22", "SSHPASS": "cc33", "SLACK_WEBHOOK_URL": "https://hooks.slack.com/services/T/B/dd44", "PWD": "/srv"},
+        "argv": ["env", "DBPASSWORD=ee55", "vllm", "serve", "m", "--api-key", "ff66", "gg77", "--port", "8000"], "second_pass": "kept",
+    })  # fmt: skip
+    told = repr(made)
+    assert not [canary for canary in ("aa11", "bb22", "cc33", "dd44", "ee55", "ff66", "gg77") if canary in told], told
+    assert made["env"]["PWD"] == "/srv" and made["argv"][-2:] == ["--port", "8000"] and made["second_pass"] == "kept"
