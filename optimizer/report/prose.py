@@ -3,6 +3,7 @@ all use it, so that an engineer reads the same sentence everywhere."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,6 +36,15 @@ def number(value: Any, digits: int = 4) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
+def interval_text(low: Any, high: Any, value: Any = None, unit: str = "") -> str:
+    """``432.7 tok/s [398.0, 469.5]``: value and both ends to the same place, that of the greatest; without ``value`` the interval alone."""
+    known = [float(one) for one in (value, low, high) if isinstance(one, int | float)]
+    greatest = max((abs(one) for one in known), default=0.0)
+    places = max(0, 3 - math.floor(math.log10(greatest))) if greatest > 0 else 0
+    texts = [f"{one:,.{places}f}" if isinstance(one, int | float) else number(one) for one in (value, low, high)]
+    return " ".join(part for part in (*((texts[0], unit) if value is not None else ()), f"[{texts[1]}, {texts[2]}]") if part)
+
+
 def result_text(result: Mapping[str, Any]) -> str:
     """A value with its unit, interval and the number of launches behind it."""
     if result.get("value") is None:
@@ -47,7 +57,7 @@ def result_text(result: Mapping[str, Any]) -> str:
         what = "a fresh confirmation" if launches == 1 else "fresh confirmations"
         fresh = f", {what} of {window:.0f} s" if window else f", {what}"
     unit = result.get("unit") or unit_of(result["metric"])
-    return f"{number(result['value'])} {unit} [{number(low)}, {number(high)}] ({launches} launch{'es' if launches != 1 else ''}{fresh})"
+    return f"{interval_text(low, high, result['value'], unit)} ({launches} launch{'es' if launches != 1 else ''}{fresh})"
 
 
 def _value(value: Any) -> str:
