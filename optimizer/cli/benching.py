@@ -53,7 +53,7 @@ EXIT_NOT_MET, EXIT_NOTHING_VALID = 3, 4
 @click.option("--tokenizer", help="Of the model, for --with: a folder or a name (default: the model's name).")
 @click.option("--requests", type=click.IntRange(1, 10_000_000), help="Of each load, with --with (default: ten for each user, 100 at least).")
 @click.option("--export-as", "exports", type=(click.Choice(TOOL_NAMES), click.Path(path_type=Path, dir_okay=False)), multiple=True, metavar="TOOL FILE",
-              help="The valid loads in the form of that tool's result file.")
+              help="The valid loads in the form of that tool's result file; aiperf's holds one load alone.")
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="One row per load.")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path, dir_okay=False), help="Throughput against latency: FILE.svg or FILE.html.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The JSON document as a file.")

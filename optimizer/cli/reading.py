@@ -45,9 +45,10 @@ def journal(ctx: click.Context, study: str, why: str | None, hypothesis: str | N
 
 
 @click.command()
+@click.option("--all", "everything", is_flag=True, help="Also those that ended before anything was measured.")
 @json_option
 @click.pass_context
-def studies(ctx: click.Context, as_json: bool) -> None:
+def studies(ctx: click.Context, as_json: bool, everything: bool) -> None:
     """List the studies, newest first."""
     from optimizer.report.journal_view import study_rows, study_table
 
@@ -55,4 +56,4 @@ def studies(ctx: click.Context, as_json: bool) -> None:
     if wants_json(ctx, as_json):
         print_json({"studies": rows})
     else:
-        say(study_table(rows))
+        say(study_table(rows, everything=everything))

@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from optimizer.report.prose import number
+from optimizer.report.prose import interval_text, number
 
 # Okabe & Ito's colours that keep their contrast on white and on near-black; told apart without colour by marker and line style too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7A7A7A")
@@ -124,7 +124,7 @@ def trials(rows: Sequence[Mapping[str, Any]], target: float | None, *, phone: bo
         if keys:
             unique = dict(zip(keys, handles, strict=True))
             figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=2)
-        said = "; ".join(f"{row['text']}: {number(row['value'])} [{number(row['interval'][0])}, {number(row['interval'][1])}] {row['unit']}" for row in rows)
+        said = "; ".join(f"{row['text']}: {interval_text(row['interval'][0], row['interval'][1], row['value'], row['unit'])}" for row in rows)
         return _svg(figure, "trials", "Every setting that was launched", f"Mean and 95 % interval over launches. {said}.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from optimizer.core.front_shown import Spread, kept, shown
 from optimizer.core.state import State
 from optimizer.core.tradeoff import FrontPoint
-from optimizer.report.prose import changes_text, number
+from optimizer.report.prose import changes_text, interval_text
 
 
 def front_markdown(state: State) -> list[str]:
@@ -30,5 +30,5 @@ def front_markdown(state: State) -> list[str]:
 def _front_row(place: int | None, point: FrontPoint, remark: str, by: Spread, own: FrontPoint | None) -> str:
     (low, high), (least, most) = by.intervals(point)
     remarks = "; ".join(part for part in (remark, "kept by the study" if point == own else "") if part)
-    return (f"| {place or ''} | {changes_text(point.settings.values)} | {number(point.rate)} [{number(low)}, {number(high)}] | "
-            f"{number(point.latency_ms)} [{number(least)}, {number(most)}] | {point.launches} | {remarks} |")  # fmt: skip
+    return (f"| {place or ''} | {changes_text(point.settings.values)} | {interval_text(low, high, point.rate)} | "
+            f"{interval_text(least, most, point.latency_ms)} | {point.launches} | {remarks} |")  # fmt: skip

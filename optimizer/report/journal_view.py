@@ -13,6 +13,7 @@ from optimizer.errors import OptimizerError, UsageError
 from optimizer.journal import Journal, Place
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.target import unit_of
+from optimizer.report.asking_view import facts_text
 from optimizer.report.prose import sentence
 from optimizer.report.setting_view import setting_text
 
@@ -55,10 +56,23 @@ def why_document(study: str, entries: Sequence[Entry], seq: int) -> dict[str, An
     chain = []
     for entry in _chain(entries, seq):
         judgement = entry.body.get("judgement")
-        kept = {key: judgement[key] for key in ("verdict", "ratio", "low", "high", "confidence", "n_candidate", "n_baseline")} if judgement else None
+        kept = _interval(judgement) if judgement else _interval_before(entries, entry) if entry.kind in _ON_A_VERDICT else None
         chain.append({"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "text": sentence(entry), "interval": kept,
                       "support": _support(entry)})  # fmt: skip
     return {"study": study, "seq": seq, "chain": chain, "text": why_text(entries, seq)}
+
+
+_ON_A_VERDICT = (EntryKind.PROMOTED, EntryKind.DEFERRED, EntryKind.PRUNED, EntryKind.ROLLED_BACK)
+
+
+def _interval(judgement: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: judgement[key] for key in ("verdict", "ratio", "low", "high", "confidence", "n_candidate", "n_baseline")}
+
+
+def _interval_before(entries: Sequence[Entry], entry: Entry) -> dict[str, Any] | None:
+    """Of the verdict that this entry follows from; None for one that follows from none."""
+    led = next((item for item in _chain(entries, entry.seq) if item.kind not in _ON_A_VERDICT), None)
+    return _interval(led.body["judgement"]) if led is not None and led.kind == EntryKind.JUDGED and led.body.get("judgement") else None
 
 
 def asked_why(text: str) -> int | str:
@@ -92,13 +106,8 @@ def _support(entry: Entry) -> list[str]:
     if entry.kind == EntryKind.RANKED:
         rows = []
         for row in body["hypotheses"][:5]:
-            for item in row.get("for", []):
-                if "fact" in item:
-                    where = f" ({item['source']}{' line ' + str(item['line']) if item.get('line') else ''})" if item.get("source") else ""
-                    rows.append(f"for {row['id']}: {item['fact']} = {item['value']}, {item['db']:+g} db{where}")
-            for item in row.get("against", []):
-                if "fact" in item:
-                    rows.append(f"against {row['id']}: {item['fact']} = {item['value']}, {item['db']:+g} db")
+            for way in ("for", "against"):
+                rows += [f"{way} {row['id']}: {text}" for text in facts_text([item for item in row.get(way, []) if "fact" in item])]
         for row in body.get("ruled_out", [])[:8]:
             facts = [f"{item['fact']} = {item['value']}" for item in row["against"] if "fact" in item]
             rows.append(f"ruled out without a launch: {row['id']} ({', '.join(facts)})")
@@ -202,14 +211,18 @@ def study_rows(folders: Sequence[Place]) -> list[dict[str, Any]]:
         best = (state.closed or {}).get("best", {})
         rows.append({
             **row, "host": state.spec.host.name, "target": state.spec.target.text, "ending": state.closed["ending"] if state.closed else "open",
-            "launches": state.launches_after, "minutes": round(state.minutes, 1), "best": best.get("value"), "metric": best.get("metric"),
+            "measured": state.closed is None or any(arm.results for arm in state.arms.values()), "launches": state.launches_after, "minutes": round(state.minutes, 1), "best": best.get("value"), "metric": best.get("metric"),
         })  # fmt: skip
     return rows
 
 
-def study_table(rows: Sequence[dict[str, Any]]) -> str:
+def study_table(rows: Sequence[dict[str, Any]], *, everything: bool = False) -> str:
+    """A line for each. Those that ended before anything was measured (a typing error, a box that was not fit) are named in the last line,
+    unless ``everything`` is wanted."""
     if not rows:
         return "No study yet. Start one: optimize run --host sim:h200-7b"
+    idle = [row["study"] for row in rows if not everything and not row.get("measured", True)]
+    rows = [row for row in rows if row["study"] not in idle]
     lines = [f"{'study':<12} {'ending':<30} {'target':<22} {'host':<26} {'launches':>8} {'minutes':>8} {'best':>14}"]
     for row in rows:
         best = f"{row['best']:.4g} {unit_of(row['metric'])}" if isinstance(row.get("best"), int | float) else ""
@@ -219,6 +232,9 @@ def study_table(rows: Sequence[dict[str, Any]]) -> str:
         )
         if "do" in row:
             lines += [f"{'':<12} {text}" for text in (row["said"], row["why"], *row["do"].splitlines())]
+    if idle:
+        named = ", ".join(idle[:5]) + (", …" if len(idle) > 5 else "")
+        lines.append(f"{len(idle)} more ended before anything was measured ({named}): optimize studies --all")
     return "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ from optimizer.report.both_sides import both_sides, both_sides_markdown
 from optimizer.report.document import changes_kept, left, ruled_out, trials, untried
 from optimizer.report.front_view import front_markdown
 from optimizer.report.kept import explained
-from optimizer.report.prose import changes_text, gain_text, number, result_text, sentence
+from optimizer.report.prose import changes_text, gain_text, interval_text, number, result_text, sentence
 
 
 class Commander(Protocol):
@@ -180,7 +180,7 @@ def _trials(state: State) -> list[str]:
     """Every setting that was launched, with its launches and the interval of their mean."""
     rows = []
     for trial in trials(state):
-        mean = f"{number(trial['value'])} {trial['unit']} [{number(trial['interval'][0])}, {number(trial['interval'][1])}]" if trial["interval"] else "none"
+        mean = interval_text(trial["interval"][0], trial["interval"][1], trial["value"], trial["unit"]) if trial["interval"] else "none"
         each = ", ".join(number(item["value"]) for item in trial["launches"]) or "none"
         remarks = [f"infeasible: {trial['crashed']}"] * bool(trial["crashed"]) + [f"launch {item['launch']} invalid: {item['why']}" for item in trial["invalid"]]
         remarks += [f"confirmed by a fresh launch: {number(trial['confirmed'])}"] * (trial["confirmed"] is not None)

@@ -21,7 +21,7 @@ def test_the_load_generator_tells_the_mean_of_its_window_so_far(null_server: Any
     last = window[-1]
     assert 5 <= len(last["rates"]) <= 20 and last["window_s"] == 2.0
     assert sum(last["rates"]) / len(last["rates"]) == pytest.approx(RATE, rel=0.25)
-    found = re.fullmatch(r"measuring, \d+ of 2 s, [\d,]+ tok/s; mean so far ([\d,]+) \[([\d,]+), ([\d,]+)\]", so_far(last))
+    found = re.fullmatch(r"measuring, \d+ of 2 s, [\d,]+ tok/s; mean so far ([\d,]+) tok/s \[([\d,]+), ([\d,]+)\] at 95 %", so_far(last))
     assert found is not None, so_far(last)
     mean, low, high = (float(part.replace(",", "")) for part in found.groups())
     assert low <= mean <= high
@@ -30,7 +30,7 @@ def test_the_load_generator_tells_the_mean_of_its_window_so_far(null_server: Any
 def test_before_five_parts_there_is_no_interval_and_in_the_warm_up_no_mean() -> None:
     window = {"phase": "window", "elapsed_s": 12.0, "window_s": 60.0, "tokens_per_s": 1070.4, "rates": [1000.0, 1100.0, 1050.0, 1060.0]}
     assert so_far(window) == "measuring, 12 of 60 s, 1,070 tok/s"
-    assert so_far({**window, "rates": [*window["rates"], 1040.0]}).startswith("measuring, 12 of 60 s, 1,070 tok/s; mean so far 1,050 [")
+    assert so_far({**window, "rates": [*window["rates"], 1040.0]}).startswith("measuring, 12 of 60 s, 1,070 tok/s; mean so far 1,050 tok/s [")
     assert so_far({"phase": "warmup", "elapsed_s": 3.2, "tokens_per_s": 31.26}) == "warming up, 3 s, 31.3 tok/s"
     assert so_far({**window, "rates": [0.0] * 6}) == "measuring, 12 of 60 s, 1,070 tok/s"  # nothing came: no mean
 

@@ -168,6 +168,7 @@ def test_why_leads_from_a_promotion_to_the_measurement_and_the_facts(met):
     assert kinds[:4] == ["promoted", "judged", "chosen", "ranked"] and kinds[-1] in ("opened", "outcome", "intent", "note")
     judged = found["chain"][1]
     assert judged["interval"]["verdict"] == "supported" and judged["interval"]["low"] > 1
+    assert found["chain"][0]["interval"] == judged["interval"] and found["chain"][2]["interval"] is None  # a choice comes before any
     assert any("graphs.disable_flag = True" in line for item in found["chain"] for line in item["support"])
     assert all(later["seq"] < earlier["seq"] for earlier, later in zip(found["chain"], found["chain"][1:], strict=False))
     with pytest.raises(UsageError):
