@@ -1,5 +1,7 @@
 """``python -m optimizer``, and the command ``optimize``."""
 
+import errno
+import os
 import sys
 from types import TracebackType
 
@@ -15,19 +17,45 @@ def main() -> None:
         raise SystemExit(130) from None
 
 
+# What a file system or a limit of this machine says: nobody's bug, and it comes wherever something is written.
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
 def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The traceback for whoever mends it, then the three parts that every error has."""
+    """The three parts that every error has; where it is a bug, after the traceback for whoever mends it."""
     import json
 
-    sys.__excepthook__(kind, error, trace)
-    parts = {
-        "message": f"{kind.__name__}: {error}. This is a bug.",
-        "why": "The command ended before its work was done. A study that it drove is open, and the guard on its box restores the box.",
-        "hint": "Report it with the lines above. `optimize resume STUDY` goes on with a study, `optimize stop STUDY` ends it.",
-    }
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        name = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
+        parts = {
+            "message": f"{error.strerror}{name}.",
+            "why": f"This machine could not do what the command needed.{_left_by(sys.argv)}",
+            "hint": "Make room (df, quota, ulimit), then the same command again. `optimize restore --host HOST` needs no room here.",
+        }
+    else:
+        sys.__excepthook__(kind, error, trace)
+        parts = _of_a_bug(kind, error)
     if "--json" in sys.argv:
         print(json.dumps({"error": {"kind": "OptimizerError", **parts}}))
     print("optimize: " + "\n".join(parts.values()), file=sys.stderr)
+
+
+def _of_a_bug(kind: type[BaseException], error: BaseException) -> dict[str, str]:
+    return {
+        "message": f"{kind.__name__}: {error}. This is a bug.",
+        "why": f"The command ended before its work was done.{_left_by(sys.argv)}",
+        "hint": "Report it with the lines above.",
+    }
+
+
+def _left_by(words: list[str]) -> str:
+    """What became of the study of a command that drives one; all others only read."""
+    if {"restore", "bench", "mcp"} & set(words):
+        return " `optimize doctor --host HOST` says how the box stands."
+    if not {"run", "resume", "stop"} & set(words):
+        return " It changed nothing on a box."
+    return (" `optimize studies` says whether its study is closed. Where it is open the guard on its box restores the box; "
+            "`optimize resume STUDY` goes on with it, `optimize stop STUDY` ends it.")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -24,7 +25,8 @@ def stop(ctx: click.Context, study: str, as_json: bool) -> None:
     roots = roots_of(ctx)
     place = roots.study(study)
     holder, folder, ended = holder_of(place), roots.folder(place), has_ended(place)
-    (folder / "stop").write_text("stop\n", encoding="utf-8")
+    with contextlib.suppress(OSError):  # a full disk: then the signal alone has to do
+        (folder / "stop").write_text("stop\n", encoding="utf-8")
     if holder is not None and not holder.runs_here:
         (folder / "stop").unlink(missing_ok=True)
         ask_stop(place)

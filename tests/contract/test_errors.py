@@ -107,3 +107,12 @@ def test_a_bug_says_that_it_is_one(tmp_path: Path) -> None:
     assert done.returncode == 1 and "Traceback" in done.stderr and "optimize: ZeroDivisionError: oh. This is a bug." in done.stderr
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "OptimizerError" and error["why"] in done.stderr and error["hint"] in done.stderr
+    assert "changed nothing on a box" in error["why"]
+
+
+@pytest.mark.parametrize(("words", "said"), [(["stop", "s"], "Where it is open the guard"), (["studies"], "changed nothing on a box"), (["restore", "--host", "b"], "doctor")])
+def test_a_full_disk_is_no_bug(words: list[str], said: str) -> None:
+    code = "import sys, optimizer.cli as cli\ndef full(): raise OSError(28, 'No space left on device', '/runs/s/stop')\ncli.main = full\nfrom optimizer.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("optimize: No space left on device: /runs/s/stop.\n"), done.stderr
+    assert said in done.stderr and "bug" not in done.stderr and "Traceback" not in done.stderr
