@@ -4,6 +4,8 @@ happened. It takes no decision about what to launch or when to stop."""
 
 import asyncio
 import base64
+import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -66,6 +68,8 @@ KEY_VARIABLE = "OPTIMIZE_API_KEY"
 def _coordinator() -> dict[str, Any]:
     """Who we are, so that a box on the same machine can prove whether we still live."""
     found: dict[str, Any] = {"coordinator_name": socket.gethostname()}
+    with contextlib.suppress(OSError):  # several machines may have one name; the hash of their own number tells them apart
+        found["coordinator_machine"] = hashlib.sha256(b"optimize " + Path("/etc/machine-id").read_bytes().strip()).hexdigest()[:16]
     try:
         stat = Path("/proc/self/stat").read_bytes()
         found["coordinator_boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()

@@ -218,6 +218,12 @@ def tidy(folder: Folder) -> None:
         pass  # somebody has just begun to use it again
 
 
+def _living(folder: Folder, study: str) -> dict[int, procfs.Process]:
+    from optimizer.box.plain import launch  # it needs this module
+
+    return launch.family_of(folder, study)
+
+
 def cleanup(request: dict[str, Any]) -> dict[str, Any]:
     """Removes what a study left in the folder. Refuses while one of its processes lives, except with ``leave`` (a
     server that is left running on purpose)."""
@@ -225,7 +231,7 @@ def cleanup(request: dict[str, Any]) -> dict[str, Any]:
     if not os.path.isdir(folder.root):
         return {"removed": [], "kept": []}
     with Lock(folder, request["lock_wait_s"]):
-        living = procfs.family(study, folder.root)
+        living = _living(folder, study)
         if living and not request.get("leave"):
             raise Refused("still_running", "%d processes of study %s still run (%s); its files stay until they are gone."
                           % (len(living), study, ", ".join(str(pid) for pid in sorted(living)[:8])))  # fmt: skip
@@ -248,7 +254,7 @@ def cleanup(request: dict[str, Any]) -> dict[str, Any]:
 def _gone(folder: Folder, holder: dict[str, Any], patience_s: float) -> bool:
     """True only with proof that the holder's coordinator is gone and that nothing of its study lives."""
     study = str(holder.get("study", ""))
-    if not study or procfs.family(study, folder.root):
+    if not study or _living(folder, study):
         return False  # the guard counts too
     if holder.get("boot_id") != procfs.boot_id():
         return True
@@ -269,7 +275,8 @@ def lock_box(request: dict[str, Any]) -> dict[str, Any]:
         holder = read_record(os.path.join(path, "holder.json"))
         taken_over = None
         if holder is not None:
-            same_one = holder.get("study") == study and holder.get("coordinator_name") == record.get("coordinator_name")
+            machines = {one["coordinator_machine"] for one in (holder, record) if one.get("coordinator_machine")}
+            same_one = holder.get("study") == study and holder.get("coordinator_name") == record.get("coordinator_name") and len(machines) < 2
             alive = (
                 holder.get("coordinator_boot_id") == procfs.boot_id()
                 and (holder.get("coordinator_pid"), holder.get("coordinator_start_time"))

@@ -95,6 +95,21 @@ async def test_a_holder_on_another_machine_needs_silence(box: Box, home: Path) -
     await box.lock("mine", patience_s=900)
 
 
+async def test_another_machine_of_the_same_name_is_another_coordinator(box: Box, home: Path) -> None:
+    """Two clones of one image, and both call their study the same."""
+    await box.lock("mine")
+    record = home / ".optimizer/box.lock/holder.json"
+    held = json.loads(record.read_text())
+    record.write_text(json.dumps({**held, "coordinator_boot_id": "another", "coordinator_machine": "0123456789abcdef"}))
+    if "coordinator_machine" in held:
+        with pytest.raises(BoxLocked, match="held by study mine"):
+            await box.lock("mine")
+    else:
+        pytest.skip("this machine has no number of its own")
+    os.utime(record, (1, 1))
+    await box.lock("mine", patience_s=900)  # it has been silent for long
+
+
 @pytest.mark.fault("F45")
 async def test_a_lock_from_before_a_reboot_is_free(box: Box, home: Path) -> None:
     await box.lock("other")
