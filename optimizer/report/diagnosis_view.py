@@ -63,11 +63,11 @@ def _waterfall(levels: Any) -> list[str]:
         return reasons
     level = max(known, key=lambda item: item.concurrency)
     lines = [
-        f"\nWhere the time goes at concurrency {level.concurrency}: roofline {level.ceiling_tokens_per_s:.0f} tok/s ({level.bound}), "
-        f"expected of a healthy launch {level.expected_tokens_per_s:.0f}, measured {level.measured_tokens_per_s:.0f}"
+        f"\nWhere the time goes at concurrency {level.concurrency}: roofline {level.ceiling_tokens_per_s:,.0f} tok/s ({level.bound}), "
+        f"expected of a healthy launch {level.expected_tokens_per_s:,.0f}, measured {level.measured_tokens_per_s:,.0f}; shares are of a round, one token to each request"
     ]
     lines += [f"  {part.bucket:<12}{100 * part.share:5.1f} %  {part.ms:8.2f} ms  {part.why}" for part in level.lost if part.share >= 0.005]
-    others = ", ".join(f"{item.measured_tokens_per_s:.0f} of {item.ceiling_tokens_per_s:.0f} at {item.concurrency}" for item in known if item is not level)
+    others = ", ".join(f"{item.measured_tokens_per_s:,.0f} of {item.ceiling_tokens_per_s:,.0f} at {item.concurrency}" for item in known if item is not level)
     lines += [f"  other levels: {others} tok/s"] if others else []
     return [*lines, *(f"  note: {note}" for note in level.notes), *reasons]
 
@@ -81,14 +81,22 @@ def _drafts(found: Any) -> list[str]:
     for level in found.levels:
         now, best, none = level.tokens_per_s[found.draft_tokens], level.tokens_per_s[level.best], level.tokens_per_s[0]
         even = level.best != found.draft_tokens and best < now * ABOUT_EVEN
-        choice = "no other depth is sure to be better" if even else f"best {best:.0f} with {level.best}"
-        without = f"about even without drafts ({none:.0f})" if max(now, none) < min(now, none) * ABOUT_EVEN else f"{none:.0f} without drafts"
-        lines.append(f"  at {level.concurrency:>3}: {now:.0f} tok/s now, {without}, {choice}")
+        choice = "no other depth is sure to be better" if even else f"best {best:,.0f} with {level.best}"
+        without = f"about even without drafts ({none:,.0f})" if max(now, none) < min(now, none) * ABOUT_EVEN else f"{none:,.0f} without drafts"
+        lines.append(f"  at {level.concurrency:>3}: {now:,.0f} tok/s now, {without}, {choice}")
     return lines
 
 
 def _line(evidence: Any) -> str:
-    return f"{evidence.fact} = {_short(evidence.value)}{_place(evidence)}"
+    return f"{evidence.fact}{_labelled(evidence.labels)} = {_short(evidence.value)}{_place(evidence)}"
+
+
+def _labelled(labels: Any) -> str:
+    """Which of several observations of one name: ``of eager at concurrency 1``."""
+    of = f" of {labels['bucket']}" if labels.get("bucket") else ""
+    at = f" at concurrency {labels['concurrency']}" if labels.get("concurrency") is not None else ""
+    others = ", ".join(f"{name} {value}" for name, value in labels.items() if name not in ("bucket", "concurrency"))
+    return f"{of}{at}{f' ({others})' if others else ''}"
 
 
 def _place(found: Any) -> str:
