@@ -11,7 +11,7 @@ from optimizer.core.state import fold
 from optimizer.core.tradeoff import RATE, FrontPoint
 from optimizer.errors import UsageError
 from optimizer.journal import Journal
-from optimizer.report.prose import changes_text, number
+from optimizer.report.prose import changes_text, interval_text
 from optimizer.wiring import Roots
 
 USUAL = "tpot_p50_ms"
@@ -84,6 +84,6 @@ def _text(name: str, latency: str, document: dict[str, Any], count: int) -> str:
 def _line(row: dict[str, Any]) -> str:
     (low, high), (least, most) = row["rate_interval"], row["latency_interval"]
     return (
-        f"{row[RATE]:,.1f} tok/s [{low:,.1f}, {high:,.1f}]  {number(row['latency_ms'])} ms [{number(least)}, {number(most)}]  concurrency {row['concurrency']}, "
+        f"{interval_text(low, high, row[RATE], 'tok/s')}  {interval_text(least, most, row['latency_ms'], 'ms')}  concurrency {row['concurrency']}, "
         f"{row['launches']} launch{'es' * (row['launches'] != 1)}: {row['settings']}{' (kept by the study)' * row['kept']}"
     )
