@@ -282,7 +282,7 @@ def _choose(state: State, plan: Plan) -> Decision | None:
 
 def _explore(state: State, plan: Plan) -> Decision | None:
     """One more point of the front, once no cause is worth a launch any more."""
-    body = tradeoff.chosen(state, plan, rank.view(state, plan), rank.ground(state, plan))
+    body = tradeoff.chosen(state, plan, rank.view(state, plan), rank.ground(state, plan), rank.scored(state, plan))
     return Conclude("chosen", body, state.base_arm.evidence_entry or None) if body is not None else None
 
 

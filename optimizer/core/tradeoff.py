@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.core import boxes, closing, sampling
-from optimizer.core.dimensions import touched_by
+from optimizer.core.dimensions import RULED_OUT_PROBABILITY, touched_by
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate
 from optimizer.core.refuse import Ground
+from optimizer.core.resolve import in_range, is_formula
+from optimizer.core.score import Scored
+from optimizer.core.since import FRONT_PRUNED, decides_by
 from optimizer.core.state import ArmState, Belief, State
 from optimizer.model.base import Value
-from optimizer.model.playbook import SpaceAction
+from optimizer.model.playbook import Playbook, SetAction, SpaceAction
 from optimizer.model.settings import Settings
+from optimizer.model.space import Space
 
 TRADEOFF = "tradeoff"  # the name under which its launches are tested and judged
 RATE = "output_tokens_per_s"
@@ -103,13 +107,14 @@ def stalled(state: State) -> bool:
     return area(points, rate, latency) <= before * (1 + GROWTH)
 
 
-def chosen(state: State, plan: Plan, look: Look, ground: Ground) -> dict[str, Any] | None:
-    """The next point of the front to measure, as the body of ``chosen``; None when no space has one left."""
+def chosen(state: State, plan: Plan, look: Look, ground: Ground, scored: Sequence[Scored] = ()) -> dict[str, Any] | None:
+    """The next point of the front to measure, as the body of ``chosen``; None when no space has one left. ``scored``: what the evidence and
+    the launches say of every cause."""
     assert state.spec is not None
     if not wanted(state) or TRADEOFF in boxes.pending(state):
         return None
     done = {str(item.get("space")) for item in state.refusals if item.get("hypothesis") == TRADEOFF and item.get("about") is None}
-    engine, spaces = str((state.survey or {}).get("engine", "")), []
+    engine, spaces, without = str((state.survey or {}).get("engine", "")), [], dict[str, str]()
     every = {space.id: [param.name for param in space.params] for space in plan.spaces}
     moved = {name for book in plan.playbooks for name in touched_by(book, engine, every)}
     for space in plan.spaces:
@@ -118,6 +123,10 @@ def chosen(state: State, plan: Plan, look: Look, ground: Ground) -> dict[str, An
         names, grids, out = sampling.dimensions(sampling.sampled_params(space, SpaceAction(space=space.id), look), ground)
         # A point that moves a dozen settings nobody expects anything of says little: only those that cure some cause are moved.
         names = [name for name in names if name in moved] if moved & {name for listed in every.values() for name in listed} else names
+        if decides_by(state.spec, FRONT_PRUNED):
+            gone = _ruled_out(state, plan, space, names, scored)
+            names, out = [name for name in names if name not in gone], {**out, **gone}
+            without |= {} if names else gone
         if names:
             spaces.append((space.id, names, {name: left for name, left in grids.items() if name in names}, out))
     if not spaces:
@@ -129,6 +138,33 @@ def chosen(state: State, plan: Plan, look: Look, ground: Ground) -> dict[str, An
     return {
         "hypothesis": TRADEOFF, "claim": f"Other settings trade {RATE} for {state.spec.tradeoff}.", "family": "search", "ratio": None,
         "probability": 0.5, "score_db": 0.0, "value": 0.0, "discriminating_test": "One launch for each point.", "changes": None,
-        "space": space_id, "space_params": names, "fixed": empty, "grids": grids, "left_out": out,
+        "space": space_id, "space_params": names, "fixed": empty, "grids": grids, "left_out": {**without, **out},
     }  # fmt: skip
 
+
+def _ruled_out(state: State, plan: Plan, space: Space, names: Sequence[str], scored: Sequence[Scored]) -> dict[str, str]:
+    """name -> why it leaves the space: every cause that would give it a value of this space is ruled out, one of them by a launch that is
+    beaten in both rate and latency. A cause that the evidence alone excludes takes nothing away: what costs no rate may still trade it."""
+    by_id = {item.id: item for item in scored}
+    best = {point.settings.digest for point in front(measured(state, state.spec.tradeoff if state.spec is not None else ""))}
+    found = {}
+    for name in names:
+        asking = [book.id for book in plan.playbooks if _gives(book, space, name)]
+        launched = [one for one in asking if (belief := state.beliefs.get(one, Belief())).tried and belief.measured_db < 0 and not set(belief.tried) & best]
+        if launched and all(one in by_id and by_id[one].probability <= RULED_OUT_PROBABILITY for one in asking):
+            entries = ", ".join(f"{one} (entry {state.beliefs[one].entry})" for one in launched)
+            found[name] = f"ruled out with {entries}: launched, and beaten in both rate and latency"
+    return found
+
+
+def _gives(book: Playbook, space: Space, name: str) -> bool:
+    """Whether curing this cause would give the parameter a value of this space; taking it away asks for nothing here."""
+    param = next((param for param in space.params if param.name == name), None)
+    for action in book.actions:
+        if isinstance(action, SpaceAction) and action.space == space.id and (not action.only or name in action.only):
+            return True
+        if isinstance(action, SetAction) and param is not None and action.engine in ("any", space.engine):
+            value = action.params.get(name)
+            if value is not None and (is_formula(value) or in_range(param, value)):
+                return True
+    return False

@@ -8,9 +8,11 @@ from typing import Any
 
 from optimizer.core.sampling import asks_itself
 from optimizer.model.base import Value
+from optimizer.model.canonical import canonical_json
 from optimizer.model.space import ARM, Direction, Param, Space
 from optimizer.model.step import Propose
 from optimizer.search.gp_proposal import importance
+from optimizer.search.grid import restricted
 from optimizer.search.propose import propose, split
 
 NO_MATTER = 0.01  # of the variance that the launches leave explained: a dimension below it is left as it is
@@ -44,9 +46,15 @@ def _narrowed(param: Param, grids: dict[str, list[Value]]) -> Param:
 
 
 def _unimportant(params: Sequence[Param], step: Propose) -> dict[str, float]:
-    """Dimensions whose share of the variance is next to nothing, once enough launches were measured; never the last one."""
-    if step.tradeoff or step.hypothesis == ARM:  # what does not move the rate may move the latency; a plain sampler moves everything
+    """Dimensions whose share of the variance is next to nothing, once enough launches were measured; never the last one, and none that was
+    never varied: that nobody saw it matter says nothing. Of a front, what moves neither the rate nor the latency."""
+    if step.hypothesis == ARM:  # a plain sampler moves everything
         return {}
-    shares = importance(params, step.history, step.fixed)
-    found = {name: share for name, share in shares.items() if share < NO_MATTER}
+    told = [step.history]
+    if step.tradeoff:
+        told.append(tuple(trial.model_copy(update={"value": trial.second, "infeasible": trial.infeasible or trial.second is None}) for trial in step.history))
+    shares = [importance(params, history, step.fixed) for history in told]
+    most = {name: max(share[name] for share in shares) for name in shares[0] if all(name in share for share in shares)}
+    measured = [restricted(trial, params) for trial in step.history if trial.value is not None and not trial.infeasible]
+    found = {name: share for name, share in most.items() if share < NO_MATTER and len({canonical_json(point.get(name)) for point in measured}) > 1}
     return found if len(found) < len(params) else {}

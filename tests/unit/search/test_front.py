@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,19 @@ from optimizer.knowledge.load import find_knowledge
 from optimizer.model.base import Value
 from optimizer.model.measurement import Measurement
 from optimizer.model.outcome import Done, Outcome
+from optimizer.model.playbook import EvidenceRule, Playbook, Prediction, SpaceAction
 from optimizer.model.settings import Settings
 from optimizer.model.space import Param, Space
 from optimizer.model.step import Measure, Propose, Step
 from optimizer.model.study import Budget
 from optimizer.report.prose import sentence
+from optimizer.report.search_view import search_story
 from optimizer.report.study import report_markdown
 from optimizer.runner.loop import drive
 from optimizer.runner.recorded import MemoryLog, verify
 from optimizer.search.answer import answered
 from optimizer.wiring import Options, Roots, plan_of, prepare
-from tests.unit.core.model_box import GRAPHS, ModelBox, spec
+from tests.unit.core.model_box import ADMISSION, GRAPHS, ModelBox, spec
 
 ADMITTED = (1, 2, 4, 8, 16, 32, 64, 128)
 SPACE = Space(id="test/scheduler", engine="any", params=(Param(name="max_running_requests", flag=("--max-running-requests",), type="int", grid=ADMITTED),))
@@ -108,6 +111,48 @@ def test_only_settings_that_cure_some_cause_are_moved() -> None:
     assert body is not None and body["space"] == "sglang/scheduler"
     assert "max_running_requests" in body["space_params"] and "chunked_prefill_size" in body["space_params"]
     assert not {"tokenizer_worker_num", "env.OMP_NUM_THREADS", "schedule_policy"} & set(body["space_params"])
+
+
+DRAFTS_SPACE = Space(id="test/drafts", engine="any", params=(
+    Param(name="speculative_algorithm", flag=("--speculative-algorithm",), type="choice", grid=("EAGLE",), same={"NEXTN": "EAGLE"}),
+))  # fmt: skip
+DRAFTS = Playbook(
+    id="drafts-off", family="acceptance_length", claim="Drafts are not used.", addresses="none",
+    evidence=(EvidenceRule(id="off", group="mode", when={"fact": "queue.depth_p95", "ge": 0}, if_true_db=10, if_false_db=-12),),
+    predicts=Prediction(ratio=(1.5, 3.0)), actions=(SpaceAction(space="test/drafts", try_first=({"speculative_algorithm": "NEXTN"},)),), source="test",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "rate", "again"), [(4, 0.4, True), (5, 0.4, False), (5, 0.9, True)])
+def test_what_a_launch_ruled_out_in_both_leaves_the_search_of_the_front(version: int, rate: float, again: bool) -> None:
+    """NEXTN was launched, and is beaten in rate and latency: its space is not searched under the name EAGLE, and it is said by which entry.
+    Where it has the best latency it is a point of the front, and stays."""
+    plan = replace(PLAN, playbooks=(GRAPHS, ADMISSION, DRAFTS), spaces=(SPACE, DRAFTS_SPACE))
+
+    class Drafting(Box):
+        def _do(self, step: Step) -> Outcome:
+            if isinstance(step, Propose):
+                return Done(body=answered(step, next(space for space in plan.spaces if space.id == step.space)))
+            outcome = super()._do(step)
+            if isinstance(step, Measure) and isinstance(outcome, Done) and self.running[step.launch].get("speculative_algorithm"):
+                point = Measurement.model_validate(outcome.body["measurement"]).points[0]
+                point = point.model_copy(update={"metrics": {**point.metrics, LATENCY: 40.0 if rate < 0.5 else 1.0}})
+                return outcome.model_copy(update={"body": {**outcome.body, "measurement": Measurement(points=(point,)).plain()}})
+            return outcome
+
+    box, log = Drafting({"disable_cuda_graph": True, "max_running_requests": 16}, lambda values: speed(values) * (rate if values.get("speculative_algorithm") else 1.0)), MemoryLog()
+    study = spec("100000tps@16", budget=Budget(minutes=100_000, launches=12), tradeoff=LATENCY, policy_version=version, best_effort=True)
+    log.append("opened", {"spec": study.plain()}, expect=0)
+    asyncio.run(drive(log, box, plan))
+    front_points = [entry for entry in log.read() if entry.kind == "chosen" and entry.body["hypothesis"] == TRADEOFF]
+    assert front_points and any(entry.body["space"] == "test/drafts" for entry in front_points) is again
+    pruned = next((entry for entry in log.read() if entry.kind == "pruned" and entry.body["hypothesis"] == "drafts-off"), None)
+    said = front_points[0].body["left_out"].get("speculative_algorithm", "")
+    assert ("ruled out with drafts-off" in said) is not again
+    assert again or (pruned is not None and f"(entry {pruned.seq})" in said)
+    assert verify(log.read(), lambda seq: plan).mismatches == ()
+    story = search_story(log.read(), "s")
+    assert again or any(row["by"] == "evidence" and row["params"] == ["speculative_algorithm"] for row in story["left_the_space"]), story["text"]
 
 
 def test_it_ends_when_the_front_no_longer_grows() -> None:

@@ -238,6 +238,23 @@ def test_dimensions_that_the_launches_show_to_matter_for_nothing_are_left_as_the
     assert "unimportant" not in answered(step.model_copy(update={"history": flat}), SPACE), "where nothing matters, nothing is left out"
 
 
+def test_what_was_never_varied_is_not_called_unimportant() -> None:
+    history = tuple(Trial(params={"mem_fraction_static": share, "schedule_policy": "fcfs"}, value=math.log(share)) for share in SHARES for _ in range(2))
+    step = Propose(key="9", hypothesis="idea", space=SPACE.id, params=("mem_fraction_static", "schedule_policy"), fixed={}, history=history, seed=1, sampler="gp")
+    assert "schedule_policy" not in answered(step, SPACE).get("unimportant", {})
+
+
+@pytest.mark.parametrize(("policy_moves_latency", "gone"), [(False, True), (True, False)])
+def test_of_a_front_only_what_moves_neither_side_is_left_as_it_is(policy_moves_latency: bool, gone: bool) -> None:
+    points = [(share, policy) for share in SHARES for policy in ("fcfs", "lpm")][:12]
+    history = tuple(
+        Trial(params={"mem_fraction_static": share, "schedule_policy": policy}, value=math.log(share),
+              second=-math.log(share) - 0.4 * (policy_moves_latency and policy == "lpm")) for share, policy in points
+    )  # fmt: skip
+    step = Propose(key="9", hypothesis="tradeoff", space=SPACE.id, params=("mem_fraction_static", "schedule_policy"), fixed={}, history=history, seed=1, tradeoff=True)
+    assert ("schedule_policy" in answered(step, SPACE).get("unimportant", {})) is gone
+
+
 @pytest.mark.parametrize("sampler", ["gp", "tpe"])
 def test_a_parameter_whose_values_are_lists(sampler: Any) -> None:
     """Such as the sizes of CUDA graphs: proposed as declared, read back from the journal, and never twice."""

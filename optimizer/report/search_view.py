@@ -1,0 +1,202 @@
+"""How a study's search went, told from its entries: what it started from, which parameters left a space and by what, which trials were
+stopped early and what that saved, and what became of each of several boxes. Pure: entries in, a document, text and Markdown out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.space import ARM
+from optimizer.report.prose import changes_text, number
+
+_TITLES = {
+    "started_from": "What the search started from",
+    "left_the_space": "Parameters that left a space",
+    "stopped_early": "Trials that were stopped early",
+    "boxes": "Boxes",
+}
+_NOTHING = {
+    "started_from": "Nothing but its own baseline: no earlier study, no prior art, and no point that a playbook tries first.",
+    "left_the_space": "None: no sampler was asked, or every parameter that was searched stayed in.",
+    "stopped_early": "None.",
+    "boxes": "One box.",
+}
+_SHOWN = 12  # names in a line
+PRIOR_ART = "prior-art"
+
+
+def search_story(entries: Sequence[Entry], study: str) -> dict[str, Any]:
+    """``started_from``, ``left_the_space``, ``stopped_early`` and ``boxes``: rows with the entry that says so; ``text`` for people."""
+    found = {
+        "started_from": list(_started(entries)), "left_the_space": list(_left(entries)), "stopped_early": list(_stopped(entries)),
+        "boxes": list(_boxes(entries)),
+    }  # fmt: skip
+    document: dict[str, Any] = {"study": study, **found, "limits": _limits(entries)}
+    return {**document, "text": _text(document)}
+
+
+def search_markdown(entries: Sequence[Entry]) -> list[str]:
+    """The same as lines of a report; empty where there is nothing to say."""
+    story = search_story(entries, "")
+    lines = []
+    for part, title in _TITLES.items():
+        rows = [f"- {row['said']} (entry {row['entry']})" for row in story[part]]
+        if part == "stopped_early" and not rows and story["limits"]:
+            rows = [f"- {_no_stop(story['limits'])}"]
+        lines += [f"**{title}**", "", *rows, ""] if rows else []
+    return ["## How the search went", "", *lines] if lines else []
+
+
+def _text(story: Mapping[str, Any]) -> str:
+    lines = [f"How the search of {story['study']} went:"]
+    for part, title in _TITLES.items():
+        rows = [f"    {row['said']} (entry {row['entry']})" for row in story[part]]
+        nothing = _no_stop(story["limits"]) if part == "stopped_early" and story["limits"] else _NOTHING[part]
+        lines += [f"  {title}:", *(rows or [f"    {nothing}"])]
+    return "\n".join([*lines, f"  An entry with all that led to it: optimize journal {story['study']} --why ENTRY"])
+
+
+def _no_stop(limits: int) -> str:
+    return f"None: {limits} candidate{'s' * (limits != 1)} had a rate below which the first windows end the measurement, and none fell below it."
+
+
+# ---- what it started from -------------------------------------------------------------------------------------------
+
+
+def _started(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
+    for entry in entries:
+        body = entry.body
+        if entry.kind == EntryKind.OPENED:
+            spec = body["spec"]
+            for study in spec.get("earlier", ()):
+                count = len(study.get("arms", ()))
+                yield _row(entry, f"launches of an earlier study that ran before this one were pinned: {study['name']}, {count} setting{'s' * (count != 1)}")
+            for record in spec.get("prior_art", ()):
+                yield _row(entry, f"known-good settings were pinned: {record['name']} ({record['kind']}): {changes_text({name: record['settings'][name] for name in record['chosen']} or record['settings'])}")
+        elif entry.kind == EntryKind.CHOSEN and body["hypothesis"] == PRIOR_ART:
+            yield _row(entry, f"prior art was tried: {changes_text(body['changes'] or {})}")
+        elif entry.kind == EntryKind.CHOSEN and body.get("changes") and body["hypothesis"] != ARM:
+            yield _row(entry, f"the playbook of {body['hypothesis']} named what to try, so no sampler was asked: {changes_text(body['changes'])}")
+        elif entry.kind == EntryKind.INTENT and body["step"]["kind"] == "propose":
+            yield _row(entry, _asked(body["step"]))
+
+
+def _asked(step: Mapping[str, Any]) -> str:
+    notes = [str(trial.get("note", "")) for trial in step["history"]]
+    earlier = {name: notes.count(f"study {name}") for name in sorted(note.removeprefix("study ") for note in set(notes) if note.startswith("study "))}
+    refused = sum(note == "refused before a launch" for note in notes)
+    own = len(notes) - sum(earlier.values()) - refused
+    parts = [f"{own} launch{'es' * (own != 1)} of this study, the baseline among them"]
+    parts += [f"{count} of {name}" for name, count in earlier.items()]
+    parts += [f"{refused} that rules refused before a launch"] * bool(refused)
+    parts += [f"{len(step.get('pending', ()))} that other boxes were measuring"] * bool(step.get("pending"))
+    first = f"; what did best in earlier studies came first: {'; '.join(changes_text(point) for point in step['try_first'])}" if step.get("try_first") else ""
+    return f"the sampler of {step['space']} was asked ({step.get('sampler', 'tpe')}), knowing {', '.join(parts)}{first}"
+
+
+# ---- which parameters left a space ----------------------------------------------------------------------------------
+
+
+def _left(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
+    said: set[tuple[str, str]] = set()
+    for entry in entries:
+        body = entry.body
+        if entry.kind == EntryKind.CHOSEN and body.get("left_out"):
+            for why, names in by_reason(body["left_out"]):
+                new = [name for name in names if (name, why) not in said]
+                said |= {(name, why) for name in new}
+                if new:
+                    yield {**_row(entry, f"{_named(new)}: {why}"), "params": new, "space": body.get("space"), "by": "evidence" if why.startswith("ruled out with") else "rules"}
+        elif _done(entry, "propose"):
+            answer = body["outcome"]["body"]
+            if answer.get("unimportant"):
+                shares = ", ".join(f"{name} ({share:.1%})" for name, share in answer["unimportant"].items())
+                yield {**_row(entry, f"{shares}: explains so little of the variance that the launches leave (functional ANOVA, less than 1 %) that it was left as it is"),
+                       "params": list(answer["unimportant"]), "space": None, "by": "importance"}  # fmt: skip
+            for why in sorted({str(item["why"]) for item in answer.get("left_out", ()) if item.get("note")}):
+                yield {**_row(entry, f"launches of an earlier study had no place in today's space: {why}"), "params": [], "space": None, "by": "another space"}
+
+
+def by_reason(left_out: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """(reason, its parameters), what evidence ruled out first."""
+    found: dict[str, list[str]] = {}
+    for name, why in sorted(left_out.items()):
+        found.setdefault(str(why), []).append(name)
+    return sorted(found.items(), key=lambda item: (not item[0].startswith("ruled out"), item[1]))
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+# ---- which trials were stopped early --------------------------------------------------------------------------------
+
+
+def _limits(entries: Sequence[Entry]) -> int:
+    """Candidates whose measurement had a rate below which it ends."""
+    return sum(entry.kind == EntryKind.INTENT and entry.body["step"]["kind"] == "measure" and entry.body["step"].get("stop_below") is not None for entry in entries)
+
+
+def _stopped(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
+    steps = {(entry.box, entry.key): entry.body["step"] for entry in entries if entry.kind == EntryKind.INTENT}
+    spec = entries[0].body.get("spec", {}) if entries else {}
+    for entry in entries:
+        body = entry.body
+        if _done(entry, "measure"):
+            points = body["outcome"]["body"].get("measurement", {}).get("points", ())
+            step = steps.get((entry.box, entry.key), {})
+            if points and (note := stopped_note(points[0])) and step:
+                window = points[0]["window_s"]
+                sides = [level for level in step["levels"][1:] if not any(point["concurrency"] == level["concurrency"] for point in points[1:])]
+                saved = step["levels"][0]["window_s"] - window + sum(level["window_s"] + level["warmup_min_s"] for level in sides)
+                loads = f", and the side load{'s' * (len(sides) != 1)} at {', '.join(str(level['concurrency']) for level in sides)}" * bool(sides)
+                yield {**_row(entry, f"launch {step['launch']}, {note}; the limit was fixed before the launch. It saved at least {saved:.0f} s of load: {step['levels'][0]['window_s'] - window:.0f} s of its window{loads}"),
+                       "launch": step["launch"], "by": "first windows", "saved_s": round(saved, 1)}  # fmt: skip
+        elif entry.kind == EntryKind.PRUNED and body.get("verdict") == "hopeless":
+            load = spec.get("workload", {})
+            saved = load.get("warmup_min_s", 0.0) + load.get("window_s", 0.0) + sum(load.get("side_window_s", 0.0) for level in load.get("side_levels", ()) if level != load.get("concurrency"))
+            yield {**_row(entry, f"{changes_text(body.get('changes', {}))} for {body['hypothesis']}: {body['why']} It saved at least {saved:.0f} s of load"),
+                   "launch": None, "by": "start-up facts", "saved_s": round(saved, 1)}  # fmt: skip
+
+
+def stopped_note(point: Mapping[str, Any]) -> str:
+    """What a load point says of having been ended by its first windows; empty where it was not."""
+    return next((str(note) for note in point.get("notes", ()) if str(note).startswith("the first windows decided")), "")
+
+
+# ---- what became of the boxes ---------------------------------------------------------------------------------------
+
+
+def _boxes(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
+    names = [one["name"] for one in (entries[0].body.get("spec", {}).get("boxes") or ())] if entries else []
+    for entry in entries:
+        body, box = entry.body, entry.box or str(entry.body.get("box", ""))
+        if entry.kind == EntryKind.NOTE and body.get("lost"):
+            test = next((item for item in reversed(entries) if item.seq < entry.seq and item.kind == EntryKind.CHOSEN and item.box == entry.box), None)
+            over = test is None or any(item.kind in (EntryKind.PROMOTED, EntryKind.PRUNED, EntryKind.DEFERRED) and item.box == entry.box and test.seq < item.seq < entry.seq for item in entries)
+            trial = "it was in the midst of no trial" if over or test is None else f"its trial ({test.body['hypothesis']}, entry {test.seq}) is open again for the others"
+            again = next((item for item in entries if item.seq > entry.seq and item.kind == EntryKind.CHOSEN and item.box != entry.box and test is not None and item.body["hypothesis"] == test.body["hypothesis"]), None) if not over else None
+            taken = f", and {again.box} took it up at entry {again.seq}" if again is not None else ""
+            yield {**_row(entry, f"{box} was lost: {trial}{taken}. {body['text']}"), "box": box, "event": "lost"}
+        elif entry.kind == EntryKind.NOTE and body.get("back"):
+            yield {**_row(entry, f"{box}: {body['text']}"), "box": box, "event": "tried again"}
+        elif entry.kind == EntryKind.CLOSED and names:
+            for row in body.get("boxes", ()):
+                state = f"lost: {row['lost']}" if row.get("lost") else f"ended with {row['runs']} running" if row.get("runs") else "ended"
+                yield {**_row(entry, f"{row['box']}: {row['launches']} launches after its baseline, {row['minutes']:.1f} minutes, {state}"), "box": row["box"], "event": "closed"}
+
+
+def _done(entry: Entry, step: str) -> bool:
+    return bool(entry.kind == EntryKind.OUTCOME and entry.body["step"] == step and entry.body["outcome"]["status"] == "done")
+
+
+def _row(entry: Entry, said: str) -> dict[str, Any]:
+    return {"entry": entry.seq, "said": said}
+
+
+def limit_text(step: Mapping[str, Any]) -> str:
+    """Of a measurement that may end early: below which rate; empty for any other."""
+    limit = step.get("stop_below")
+    return "" if limit is None else f" Below {number(limit)} tok/s its first windows end it."
