@@ -7,7 +7,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -33,7 +33,8 @@ class BenchProgress:
     """One line that changes on a terminal; elsewhere one line for each load and phase. A context manager."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self.console = Console(file=steady(stream), highlight=False, soft_wrap=True)
+        self._stream = steady(stream)
+        self.console = Console(file=cast(TextIO, self._stream), highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._said = ""
 
@@ -46,6 +47,7 @@ class BenchProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._live is not None:
             self._live.stop()
+        self._stream.settle()
 
     def note(self, text: str) -> None:
         """The small news of the running load."""

@@ -56,10 +56,9 @@ class Progress:
     """A context manager; ``watch`` takes every entry, ``note`` the small news of the running step. ``clock``: seconds, monotonic."""
 
     def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
-        stream = steady(stream)
-        whole = cast(TextIO, WholeFrames(stream)) if stream.isatty() else stream
-        self.console = Console(file=whole, highlight=False, soft_wrap=True)
-        self._stream, self._keys = stream, ExitStack()
+        self._stream, self._keys = steady(stream), ExitStack()
+        shown = cast(TextIO, self._stream)
+        self.console = Console(file=cast(TextIO, WholeFrames(shown)) if shown.isatty() else shown, highlight=False, soft_wrap=True)
         self._clock = clock
         self._live: Live | None = None
         # One drawing at a time, from what it erases to what it writes: two at once, each above a panel of the height that it knew, lose a line.
@@ -76,7 +75,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
-            self._keys.enter_context(quiet_keys(self._stream))
+            self._keys.enter_context(quiet_keys(cast(TextIO, self._stream)))
             self._live = Live(console=self.console, get_renderable=self._panel, auto_refresh=False, transient=True)
             self._live.start()
             self._thread = threading.Thread(target=self._redraw, args=(self._live,), name="live view", daemon=True)
@@ -85,6 +84,8 @@ class Progress:
 
     def _redraw(self, live: Live) -> None:
         while not self._over.wait(REDRAW_S):
+            if self._stream.behind:
+                continue  # a terminal that does not read gets the news later, and no frame that the next one replaces
             with self._drawing:
                 live.refresh()
 
@@ -94,6 +95,7 @@ class Progress:
             self._thread.join()
             self._live.stop()
             self._live = None
+        self._stream.settle()
         self._keys.close()
 
     def opened(self, spec: StudySpec, where: str) -> None:

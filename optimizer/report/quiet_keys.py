@@ -25,10 +25,10 @@ def quiet_keys(stream: TextIO) -> Iterator[None]:
         return
     changed = [*before]
     changed[3] &= ~(termios.ECHO | termios.ECHOCTL)
-    termios.tcsetattr(terminal, termios.TCSADRAIN, changed)
+    termios.tcsetattr(terminal, termios.TCSANOW, changed)  # at once: a terminal that was stopped never takes what is on its way
     try:
         yield
     finally:
         with suppress(OSError, termios.error):  # it may be gone
             if os.tcgetpgrp(terminal) == os.getpgrp():
-                termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+                termios.tcsetattr(terminal, termios.TCSANOW, before)

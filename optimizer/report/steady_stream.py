@@ -1,5 +1,5 @@
-"""A stream to somebody who may have gone: a closed pipe, a terminal that hung up. What cannot be shown is dropped, for it is in the
-journal; whoever tells a story must never end what the story is about."""
+"""A stream to somebody who may have gone, or who does not read: a closed pipe, a terminal that hung up or was stopped. What cannot be
+shown is dropped, for it is in the journal; whoever tells a story must neither end nor hold up what the story is about."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import atexit
 import errno
 import io
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
+from optimizer.report.pump import Pump
+
+PATIENCE_S = 2.0  # at the end, for somebody who reads slowly
 
 class SteadyStream:
     """Everything but ``write`` and ``flush`` is the stream's own."""
@@ -18,13 +22,35 @@ class SteadyStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._failed = False
+        self._pump = Pump(descriptor, self._lost) if (descriptor := _reader_behind(stream)) is not None else None
+        if self._pump is not None:
+            atexit.register(self.settle)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the reader has not taken everything yet: then nothing is drawn that the next drawing replaces."""
+        return self._pump is not None and self._pump.behind
 
     def write(self, text: str) -> int:
-        self._tried(lambda: self._stream.write(text))
+        if self._pump is not None:
+            self._pump.put(text.encode(self._stream.encoding or "utf-8", self._stream.errors or "replace"))
+        else:
+            self._tried(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        self._tried(self._stream.flush)
+        if self._pump is None:
+            self._tried(self._stream.flush)
+
+    def settle(self) -> None:
+        """Before somebody else writes to the same place: what was written is read by now, or never."""
+        if self._pump is not None:
+            self._pump.settle(PATIENCE_S)
+        self.flush()
+
+    def _lost(self, error: OSError) -> None:
+        if error.errno in (errno.EPIPE, errno.EIO):
+            self._let_go()
 
     def _tried(self, act: Callable[[], object]) -> None:
         try:
@@ -55,6 +81,15 @@ class SteadyStream:
         return getattr(self._stream, name)
 
 
-def steady(stream: TextIO | None) -> TextIO:
+def _reader_behind(stream: TextIO) -> int | None:
+    """The descriptor, where somebody has to read before more can be written: no file, and nothing in memory."""
+    try:
+        descriptor = stream.fileno()
+        return None if stat.S_ISREG(os.fstat(descriptor).st_mode) else descriptor
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def steady(stream: TextIO | None) -> SteadyStream:
     """The stream, or one that forgets where this process was started without (``2>&-``)."""
-    return cast(TextIO, SteadyStream(stream if stream is not None else io.StringIO()))
+    return SteadyStream(stream if stream is not None else io.StringIO())
