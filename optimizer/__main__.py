@@ -29,7 +29,7 @@ def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType |
         name = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
         parts = {
             "message": f"{error.strerror}{name}.",
-            "why": f"This machine could not do what the command needed.{_left_by(sys.argv)}",
+            "why": f"This machine could not do what the command needed.{_left_by(sys.argv, error)}",
             "hint": "Make room (df, quota, ulimit), then the same command again. `optimize restore --host HOST` needs no room here.",
         }
     else:
@@ -43,13 +43,15 @@ def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType |
 def _of_a_bug(kind: type[BaseException], error: BaseException) -> dict[str, str]:
     return {
         "message": f"{kind.__name__}: {error}. This is a bug.",
-        "why": f"The command ended before its work was done.{_left_by(sys.argv)}",
+        "why": f"The command ended before its work was done.{_left_by(sys.argv, error)}",
         "hint": "Report it with the lines above.",
     }
 
 
-def _left_by(words: list[str]) -> str:
-    """What became of the study of a command that drives one; all others only read."""
+def _left_by(words: list[str], error: BaseException) -> str:
+    """What became of the study of a command that drives one, which whoever raised may know; all others only read."""
+    if notes := getattr(error, "__notes__", ()):
+        return f" {' '.join(notes)}"
     if {"restore", "bench", "mcp"} & set(words):
         return " `optimize doctor --host HOST` says how the box stands."
     if not {"run", "resume", "stop"} & set(words):

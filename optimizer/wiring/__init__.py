@@ -36,6 +36,8 @@ from optimizer.model.study import Budget, Finish, LaunchSpec, Policy, Sampler, S
 from optimizer.model.target import Target, parse_target
 from optimizer.model.workload import Workload
 from optimizer.report.prose import sentence
+from optimizer.report.reproducing import workload_file
+from optimizer.report.study import launch_files, report_markdown
 from optimizer.runner import hosts
 from optimizer.runner.answers import read_probes
 from optimizer.runner.execute import LiveExecutor, knowledge_blob
@@ -511,10 +513,18 @@ def _pinned_plan(journal: Journal, entries: Sequence[Entry], roots: Roots, *, ad
 
 
 def keep_results(journal: Journal, executor: LiveExecutor, state: State, plan: Plan, folder: Path) -> None:
-    """``report.md``, ``launch.sh`` and ``env.sh`` in the study's folder."""
-    from optimizer.report.reproducing import workload_file
-    from optimizer.report.study import launch_files, report_markdown
+    """``report.md``, ``launch.sh`` and ``env.sh`` in the study's folder. All that it needs is loaded before the first launch: this package
+    may have been replaced by the time that a study ends."""
+    try:
+        _keep_results(journal, executor, state, plan, folder)
+    except Exception as error:
+        if state.closed is not None and state.spec is not None:
+            error.add_note(f"Its study is closed: its journal is whole, and its box is as the journal says. Only its report and what is taken home are missing; "
+                           f"`optimize resume {state.spec.study}` writes them.")  # fmt: skip
+        raise
 
+
+def _keep_results(journal: Journal, executor: LiveExecutor, state: State, plan: Plan, folder: Path) -> None:
     plan = extended(state, plan)
     if state.survey is not None and executor.session.context is not None:
         for name, text in {**launch_files(executor, state, plan), **(workload_file(state.spec) if state.spec else {})}.items():

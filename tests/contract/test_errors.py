@@ -1,11 +1,14 @@
 """Every error that a person can meet says what happened, why it matters and what to do next: by its class, by the place that raises
 it, and at each door where it is shown."""
 
+import ast
 import importlib.util
+import inspect
 import json
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -108,6 +111,30 @@ def test_a_bug_says_that_it_is_one(tmp_path: Path) -> None:
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "OptimizerError" and error["why"] in done.stderr and error["hint"] in done.stderr
     assert "changed nothing on a box" in error["why"]
+
+
+def test_what_breaks_behind_a_closed_study_does_not_call_it_open() -> None:
+    code = """import optimizer.wiring as wiring, optimizer.cli as cli
+from optimizer.core.state import State
+from tests.unit.core.model_box import PLAN, spec
+def ends(): wiring.keep_results(None, None, State(spec=spec(), closed={"ending": "met"}), PLAN, None)
+cli.main = ends
+from optimizer.__main__ import main; main()"""
+    done = subprocess.run([sys.executable, "-c", code, "run"], cwd=ROOT, capture_output=True, text=True, check=False)
+    said = done.stderr.partition("This is a bug.")[2]
+    assert done.returncode == 1 and "Its study is closed" in said and "`optimize resume test` writes them." in said and "guard" not in said, done.stderr
+
+
+def test_what_the_end_of_a_study_needs_is_loaded_before_its_first_launch() -> None:
+    """An upgrade of this package under a running study must not meet its closing: of the functions that end one, none imports."""
+    from optimizer.report import reproducing, study
+    from optimizer.wiring import _drive, _keep_results, _remember, boxes, keep_results, leasing
+
+    for part in (_drive, _keep_results, keep_results, _remember, boxes._drive, leasing.held, study, reproducing):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(part)))
+        late = [node.lineno for function in ast.walk(tree) if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+                for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)]  # fmt: skip
+        assert not late, (part, late)
 
 
 @pytest.mark.parametrize(("words", "said"), [(["stop", "s"], "Where it is open the guard"), (["studies"], "changed nothing on a box"), (["restore", "--host", "b"], "doctor")])
