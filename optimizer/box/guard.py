@@ -90,7 +90,7 @@ class Guard:
     @staticmethod
     def public(record):
         """What may be read of a recorded server by everybody: nothing that could hold a credential."""
-        return {name: record.get(name) for name in ("pid", "start_time", "ports", "control")}
+        return {name: record.get(name) for name in ("pid", "start_time", "ports", "control", "identity")}
 
     def watch(self):
         """Until told otherwise. Silence is counted on the monotonic clock, which stands still while the box sleeps."""

@@ -222,6 +222,7 @@ class GuardOriginal(Frozen):
     ports: tuple[int, ...]
     control: dict[str, Any] | None = None
     around: dict[str, Any] | None = None
+    identity: dict[str, Any] | None = None  # uid, gid and groups of its user, as whom launches run as well
     before: tuple["GuardOriginal", ...] = ()  # of a deployment: the other processes, in the order of their start
 
 

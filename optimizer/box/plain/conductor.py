@@ -59,7 +59,7 @@ class Member:
 
     def _prepared(self) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what we ignore, a child would ignore as well
-        spawn.prepare(self.config["around"], None)
+        spawn.prepare(self.config["around"], self.config.get("identity"))
 
     def ended(self) -> bool:
         return self.process is None or self.process.poll() is not None

@@ -7,9 +7,10 @@ import base64
 import json
 import os
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from optimizer.box.plain import look, procfs, redact, spawn, store
+from optimizer.box.plain import look, procfs, redact, spawn, store, supervised
 from optimizer.box.plain.procfs import Refused
 from optimizer.box.plain.store import Folder
 
@@ -47,26 +48,37 @@ def member_variables(number: int, pairs: list[tuple[bytes, bytes]]) -> list[tupl
     return [(name[len(prefix) :], value) for name, value in pairs if name.startswith(prefix)]
 
 
-def _base(folder: Folder, study: str, base: str) -> tuple[dict[bytes, bytes], dict[str, str], dict[str, Any]]:
-    """(environment, secret arguments, surroundings) that a launch starts from: the login's, or the guard's, which is
-    the original server's. ``guard:1`` is that of the second member of a deployment."""
+class _Base(NamedTuple):
+    """What a launch starts from. ``identity``: of the user whose server the original is, None where it is ours."""
+
+    env: dict[bytes, bytes]
+    secrets: dict[str, str]
+    around: dict[str, Any]
+    identity: dict[str, Any] | None
+
+
+def _base(folder: Folder, study: str, base: str) -> _Base:
+    """The login's, or the guard's, which is the original server's. ``guard:1`` is that of the second member of a deployment."""
     if base == "login":
-        return without_markers(list(os.environb.items())), {}, {}
+        return _Base(without_markers(list(os.environb.items())), {}, {}, None)
     guard = guard_identity(folder, study)
     pairs = procfs.environ(guard["pid"]) if guard else None
     if guard is None or pairs is None:
         raise Refused("guard_gone", "The guard of study %s is not running, and only it knows the environment of the original "
                       "server. Nothing was launched." % study)  # fmt: skip
-    around = None
+    around, part = None, guard.get("original") or {}
     if base.startswith("guard:"):
         number = int(base[len("guard:") :])
         pairs = member_variables(number, pairs)
-        around = ((guard.get("original") or {}).get("before") or [])[number]["around"]
+        part = (part.get("before") or [])[number]
+        around = part["around"]
     secrets = {
         procfs.text(name[len(SECRET_ARGUMENT) :]): procfs.text(value)
         for name, value in pairs if name.startswith(SECRET_ARGUMENT)
     }  # fmt: skip
-    return without_markers(pairs), secrets, around or spawn.surroundings(guard["pid"])
+    # As that user, or its caches would hold files afterwards that the original cannot write. Not in a container: its users are others.
+    identity = None if supervised.apart(part.get("control")) else part.get("identity")
+    return _Base(without_markers(pairs), secrets, around or spawn.surroundings(guard["pid"]), identity)
 
 
 class _Start(NamedTuple):
@@ -76,11 +88,12 @@ class _Start(NamedTuple):
     env: dict[bytes, bytes]
     around: dict[str, Any]
     stdin: bytes | None = None
+    identity: dict[str, Any] | None = None
 
 
 def _start_of(request: dict[str, Any], folder: Folder, study: str, identifier: str) -> _Start:
     """``request`` has argv, env, base and affinity: of the launch, or of one member."""
-    env, secrets, around = _base(folder, study, request["base"])
+    env, secrets, around, identity = _base(folder, study, request["base"])
     arguments = _arguments(request["argv"], secrets)
     if not arguments or not arguments[0]:
         raise Refused("bad_request", "The command to launch is empty.")
@@ -95,7 +108,7 @@ def _start_of(request: dict[str, Any], folder: Folder, study: str, identifier: s
     env[procfs.ROOT_MARKER] = procfs.raw(folder.root)
     if request.get("affinity"):
         around = dict(around, affinity=request["affinity"])
-    return _Start(arguments, env, around)
+    return _Start(arguments, env, around, identity=identity)
 
 
 def _conducted(request: dict[str, Any], starts: list[_Start], claim: str, logs: dict[str, str]) -> _Start:
@@ -104,7 +117,8 @@ def _conducted(request: dict[str, Any], starts: list[_Start], claim: str, logs: 
     for one, start in zip(request["members"], starts):
         members.append({
             "name": one["name"], "role": one["role"], "port": int(one["port"]), "paths": one["paths"], "timeout_s": one["timeout_s"],
-            "cwd": one.get("cwd"), "log": logs[one["name"]], "around": start.around, "argv": [word.decode("latin-1") for word in start.arguments],
+            "cwd": one.get("cwd"), "log": logs[one["name"]], "around": start.around, "identity": start.identity,
+            "argv": [word.decode("latin-1") for word in start.arguments],
             "env": {name.decode("latin-1"): value.decode("latin-1") for name, value in start.env.items()},
         })  # fmt: skip
     config = {"claim": claim, "term_s": request["term_s"], "members": members}
@@ -129,7 +143,29 @@ def sessions_of(claim: str) -> list[int]:
     if started is None or started.get("boot_id") != procfs.boot_id():
         return []
     leader = procfs.process(int(started["pid"]))
-    return [int(started["pid"])] if leader is None or leader.start_time == started["start_time"] else []
+    if leader is None:
+        # A daemon of somebody's may lead, or have led, a session of this number by now. Where the keeper adopts orphans, those of
+        # this launch are known without their session.
+        return [] if started.get("adopts") else [int(started["pid"])]
+    return [int(started["pid"])] if leader.start_time == started["start_time"] else []
+
+
+def keepers_of(claim: str) -> list[int]:
+    """The keeper of this launch, while it lives and adopts what its server leaves behind."""
+    started = store.read_record(os.path.join(claim, "started.json"))
+    if started is None or started.get("boot_id") != procfs.boot_id() or not started.get("adopts") or not started.get("keeper"):
+        return []
+    pid, start_time = (int(number) for number in started["keeper"])
+    return [pid] if procfs.same(pid, start_time) else []
+
+
+def family_of(folder: Folder, prefix: str, keep: Iterable[str] = ()) -> dict[int, procfs.Process]:
+    """Every living process of the launches under ``prefix``, but not of those under ``keep``."""
+    study, kept = store.launch_parts(prefix)[0], list(keep)
+    claims = [one for one in folder.claims(prefix) if not any(procfs.matches(study + ":" + os.path.basename(one), name) for name in kept)]
+    sessions = [session for claim in claims for session in sessions_of(claim)]
+    keepers = [keeper for claim in claims for keeper in keepers_of(claim)]
+    return procfs.family(prefix, folder.root, kept, sessions, keepers)
 
 
 def launch(request: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +209,7 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
         request["crash_point"]("before_spawn")
         try:
             begun = spawn.start(start.arguments, start.env, request.get("cwd"), (output, output), keeper=os.path.join(claim, "exit.json"),
-                                stdin=start.stdin, around=start.around)  # fmt: skip
+                                stdin=start.stdin, around=start.around, identity=start.identity)  # fmt: skip
         except Refused as refused:
             store.write_record(os.path.join(claim, "refused.json"), {"reason": refused.message})
             raise
@@ -237,11 +273,11 @@ def _state(folder: Folder, identifier: str) -> dict[str, Any]:
     record = store.read_record(os.path.join(claim, "claim.json")) or {}
     started = store.read_record(os.path.join(claim, "started.json"))
     ended = store.read_record(os.path.join(claim, "exit.json"))
-    living = procfs.family(identifier, folder.root, sessions=sessions_of(claim))
+    living = family_of(folder, identifier)
     if started is None and ended is None and not living and not os.path.exists(os.path.join(claim, "refused.json")):
         # The shim died around the spawn. A process that is just being executed shows no environment for a moment.
         time.sleep(0.2)
-        living = procfs.family(identifier, folder.root)
+        living = family_of(folder, identifier)
     # A nested id (`study:7:router` below `study:7`) is a launch of its own.
     living = {pid: one for pid, one in living.items() if procfs.launch_id(pid, folder.root) in (None, identifier)}
     if started is None and living:  # the shim died between spawn and record: the process itself is the record

@@ -377,7 +377,9 @@ def port_listeners(request: dict[str, Any]) -> dict[str, Any]:
     owners = procfs.socket_owners({one.inode for one in sockets})
     ours: set[int] = set()
     if request.get("launch_id") and sockets:
-        ours = set(procfs.family(request["launch_id"], request["root"]))
+        from optimizer.box.plain import launch, store
+
+        ours = set(launch.family_of(store.Folder(request["root"]), request["launch_id"]))
     return {
         "listeners": [
             {

@@ -207,11 +207,14 @@ def ancestors(pid: int, processes: dict[int, Process]) -> set[int]:
     return above
 
 
-def family(prefix: str, root: str, keep: Iterable[str] = (), sessions: Iterable[int] = ()) -> dict[int, Process]:
+def family(
+    prefix: str, root: str, keep: Iterable[str] = (), sessions: Iterable[int] = (), keepers: Iterable[int] = ()
+) -> dict[int, Process]:
     """Living processes of the launches under ``prefix``: those with the marker, what descends from them, and the
     members of the sessions that they lead (an engine may start a child with a cleaned environment). ``sessions`` are
-    session ids that a launch is known to have created, for the case that its leader is gone. Launches under ``keep``
-    are left out with their descendants, and so are the caller and its ancestors."""
+    session ids that a launch is known to have created, for the case that its leader is gone. ``keepers`` are processes below
+    which everything is a launch's, whatever its environment and session. Launches under ``keep`` are left out with their
+    descendants, and so are the caller and its ancestors."""
     marked: set[int] = set()
     kept: set[int] = set()
 
@@ -224,7 +227,7 @@ def family(prefix: str, root: str, keep: Iterable[str] = (), sessions: Iterable[
     processes = table(tell)
     led = {pid for pid in marked if processes[pid].session == pid} | set(sessions)
     ours = set(marked) | {pid for pid, one in processes.items() if one.session in led}
-    ours |= descendants(ours, processes)
+    ours |= descendants(ours, processes) | descendants(keepers, processes)
     ours -= kept | descendants(kept, processes)
     ours -= ancestors(os.getpid(), processes)
     ours.discard(1)

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from optimizer.box.plain import procfs, store
@@ -52,6 +53,21 @@ def prepare(surroundings: dict[str, Any], identity: dict[str, Any] | None) -> No
         os.setuid(identity["uid"])
 
 
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _adopter() -> Callable[[], bool] | None:
+    """What makes the caller adopt every orphan below it, in place of process 1: then a server that leaves its session, cleans its
+    environment and forks twice is still found below its keeper. None where this Python cannot ask the kernel for it."""
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return None
+    return lambda: bool(prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
 def start(
     argv: list[bytes],
     env: dict[bytes, bytes],
@@ -68,10 +84,11 @@ def start(
     report_r, report_w = os.pipe()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     input_r, input_w = os.pipe() if stdin is not None else (null, -1)
+    adopter = _adopter() if keeper else None
     sys.stdout.flush()
     first = os.fork()
     if first == 0:
-        _be_parent(argv, env, cwd, outputs, keeper, around or {}, identity, report_w, input_r)
+        _be_parent(argv, env, cwd, outputs, keeper, around or {}, identity, report_w, input_r, adopter)
     os.close(report_w)
     if stdin is not None:
         os.close(input_r)
@@ -114,6 +131,7 @@ def start(
         # 0 never equals a real start time: a server that has already ended is then simply not found alive.
         "start_time": one.start_time if one else 0,
         "keeper": [first, keeping.start_time] if keeping else None,
+        "adopts": b"adopts" in lines,
     }
 
 
@@ -136,12 +154,15 @@ def _be_parent(
     identity: dict[str, Any] | None,
     report_w: int,
     input_r: int,
+    adopter: Callable[[], bool] | None,
 ) -> NoReturn:
     """The first child: leaves the login's session, starts the server, and stays as its keeper or ends. Never
     returns."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.setsid()
+        if adopter is not None and adopter():
+            os.write(report_w, b"adopts 1\n")
         second = os.fork()
         if second == 0:
             _be_server(argv, env, cwd, outputs, around, identity, report_w, input_r)
@@ -152,7 +173,9 @@ def _be_parent(
         os.closerange(3, 4096)
         if keeper is None:
             os._exit(0)
-        _, status = os.waitpid(second, 0)
+        ended = 0
+        while ended != second:
+            ended, status = os.waitpid(-1, 0)
         signalled = os.WIFSIGNALED(status)
         try:
             store.write_record(keeper, {
@@ -162,6 +185,10 @@ def _be_parent(
             })  # fmt: skip
         except Refused:
             pass  # the claim was cleaned away, or the disk is full: there is nobody left to tell
+        while True:  # what the server left behind is found below us, so we stay until it has ended
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        pass  # nothing is left
     finally:
         os._exit(1)
 

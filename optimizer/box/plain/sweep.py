@@ -153,9 +153,8 @@ def _swept(prefix: str, folder: Folder, keep: list[str], request: dict[str, Any]
     study = store.launch_parts(prefix)[0]
     claims = [claim for claim in folder.claims(prefix)
               if not any(procfs.matches(study + ":" + os.path.basename(claim), one) for one in keep)]  # fmt: skip
-    sessions = [session for claim in claims for session in launch.sessions_of(claim)]
     swept, remaining, leftovers = end_all(
-        lambda: procfs.family(prefix, folder.root, keep, sessions), float(request["term_s"]), float(request["kill_s"])
+        lambda: launch.family_of(folder, prefix, keep), float(request["term_s"]), float(request["kill_s"])
     )
     back: bool | None = None
     memory: list[int] | None = None

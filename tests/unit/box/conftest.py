@@ -18,10 +18,19 @@ from optimizer.box.box import Box
 from optimizer.transport.local import LocalTransport
 from tests import ports
 
-# Listens on a port and, as asked, has a worker that left its session, one that ignores SIGTERM, one with a clean environment.
+# Listens on a port and, as asked, has a worker that left its session, one that ignores SIGTERM, one with a clean
+# environment; or begins anew with a clean environment ("cleaned"), as a daemon too ("daemon").
 SERVER = """
 import json, os, signal, socket, subprocess, sys, time
 port, *options = sys.argv[1:]
+if "daemon" in options:
+    for _ in range(2):
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+if "daemon" in options or "cleaned" in options:
+    rest = [option for option in options if option not in ("daemon", "cleaned")]
+    os.execve(sys.executable, [sys.executable, sys.argv[0], port, *rest], {})
 if "stubborn" in options:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 sleeper = [sys.executable, "-c", "import time\\nwhile True: time.sleep(1)"]

@@ -23,6 +23,18 @@ async def test_our_single_listener(box: Box, server: Server, free_port: int) -> 
     assert not await box.port_free(free_port)
 
 
+@pytest.mark.parametrize("how", ["cleaned", "daemon"])
+async def test_a_server_that_begins_anew_with_a_clean_environment_is_ours(box: Box, server: Server, free_port: int, how: str) -> None:
+    await box.launch("s1", "1", server(free_port, how), port=free_port)
+    await said(box, "s1", "1")
+    try:
+        assert (await box.listeners(free_port, "s1:1")).only_ours
+        assert not (await box.listeners(free_port, "s1:2")).only_ours
+    finally:
+        assert (await box.sweep("s1", term_s=0.5, kill_s=5, gpu_wait_s=0)).clean
+    assert await box.port_free(free_port)
+
+
 @pytest.mark.fault("F26")
 async def test_second_server_on_the_same_port_is_seen(
     box: Box, server: Server, free_port: int, spawn: Callable

@@ -1,10 +1,13 @@
 """What is ours is ended, all of it; what is not ours is never signalled."""
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 
 from optimizer.box.box import Box
 from optimizer.box.plain import procfs, sweep
+from optimizer.box.results import ShimRefused
 
 from .conftest import alive
 from .test_launch import Server, said
@@ -45,6 +49,60 @@ async def test_worker_with_clean_environment_after_its_parent_is_gone(box: Box, 
     (worker,) = (await said(box, "s1", "1"))["workers"]
     swept = await box.sweep("s1", **FAST)
     assert swept.swept == (worker,) and not alive(worker)
+
+
+@pytest.mark.fault("F19")
+async def test_a_server_that_becomes_a_daemon_with_a_clean_environment_is_ours(box: Box, server: Server, home: Path) -> None:
+    """Neither marker, nor session, nor parent: it is found below the keeper of its launch, which stays as long as it lives."""
+    launched = await box.launch("s1", "1", server(0, "daemon"))
+    daemon = (await said(box, "s1", "1"))["pid"]
+    assert daemon != launched.pid and alive(daemon)
+    with pytest.raises(ShimRefused, match=str(daemon)):
+        await box.cleanup("s1")
+    swept = await box.sweep("s1", **FAST)
+    assert daemon in swept.swept and swept.clean and not alive(daemon)
+    await box.cleanup("s1")
+    assert not (home / ".optimizer").exists()
+
+
+async def test_a_session_whose_number_somebody_else_has_by_now_is_not_ours(box: Box, server: Server, home: Path, spawn: Callable) -> None:
+    """A daemon that led a session of that number and is gone, as daemons are that fork twice: only its child is left."""
+    await box.launch("s1", "1", server(0, "leave-workers"))
+    await said(box, "s1", "1")
+    leader = spawn(server(0, "clean-env", "leave-workers"), stdout=subprocess.PIPE, start_new_session=True)
+    (theirs,) = json.loads(leader.stdout.readline())["workers"]
+    leader.wait()
+    path = home / ".optimizer/runs/s1/1/started.json"
+    started = json.loads(path.read_text())
+    path.write_text(json.dumps({**started, "pid": leader.pid}))
+    try:
+        assert (await box.sweep("s1", **FAST)).swept == () and alive(theirs)
+    finally:
+        os.kill(theirs, signal.SIGKILL)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a server as somebody else")
+async def test_a_launch_runs_as_the_user_of_the_original(box: Box, home: Path, free_port: int, spawn: Callable, tmp_path: Path) -> None:
+    """What it caches would otherwise be root's, and the original could not write it any more."""
+    shared = Path(tempfile.mkdtemp(prefix="optimize-owner-"))
+    shared.chmod(0o777)
+    code = "import os,socket,sys,time; open(sys.argv[2]+'/%d'%os.getpid(),'w'); s=socket.socket(); s.bind(('127.0.0.1',int(sys.argv[1]))); s.listen(); time.sleep(600)"
+    try:
+        argv = ["/usr/bin/python3", "-c", code, str(free_port), str(shared)]
+        process = spawn(argv, stdout=-3, cwd="/", user=65534, group=65534, extra_groups=[])
+        while await box.port_free(free_port):
+            await asyncio.sleep(0.02)
+        seen = next(one for one in (await box.find_servers(free_port)).servers if one.pid == process.pid)
+        await box.secure("s1", seen, poll_s=0.1)
+        await box.stop_original("s1", seen, term_s=2)
+        launched = await box.launch("s1", "1", argv, cwd="/", port=free_port, base="guard")
+        while await box.port_free(free_port):
+            await asyncio.sleep(0.02)
+        assert (shared / str(launched.pid)).stat().st_uid == 65534
+        await box.sweep("s1", **FAST)
+        await box.disarm("s1")
+    finally:
+        shutil.rmtree(shared)
 
 
 async def test_bystanders_survive(box: Box, server: Server, spawn: Callable, tmp_path: Path) -> None:
