@@ -42,6 +42,8 @@ def _policy(state: State) -> JudgePolicy:
     assert state.spec is not None
     kind: economy.BoxKind = "gpu" if (state.survey or {}).get("gpu_count") else "cpu"
     policy_ = economy.policy_for(kind, thorough=state.spec.thorough)
+    if not since.decides_by(state.spec, since.WEIGHED_WITH_NOISE):
+        policy_ = policy_.model_copy(update={"noise_known": True})
     if state.spec.target.primary is not None and state.spec.target.primary.metric == goodput.METRIC:
         counted = goodput.floor_of([result.points[0] for arm in state.arms.values() for result in arm.results])
         policy_ = policy_.model_copy(update={"noise_floor": max(policy_.noise_floor, counted)})

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from optimizer.core.weight import Seen, weigh, with_known_noise_db
 from optimizer.errors import OptimizerError
 from optimizer.model.verdict import Arm, Judgement, JudgePolicy, Noise, Verdict
 from optimizer.stats.interval import half_width, look_confidence, looks, standard_error
@@ -28,6 +29,7 @@ class _Comparison:
     noise: Noise
     edge: float
     policy: JudgePolicy
+    prediction: Prediction | None
     wanders: bool = False  # the baseline's latest launch makes a drift likely
 
     @property
@@ -41,6 +43,16 @@ class _Comparison:
     def interval(self, confidence: float) -> tuple[float, float]:
         half = half_width(confidence, self.noise.degrees_of_freedom, self.se)
         return self.d - half, self.d + half
+
+    def bayes_db(self, confidence: float) -> float:
+        """What the launches say of the prediction beside their interval at this confidence; 0 without a prediction."""
+        if self.prediction is None:
+            return 0.0
+        if self.policy.noise_known:
+            return with_known_noise_db(self.d, self.se, self.prediction, self.policy)
+        half = half_width(confidence, self.noise.degrees_of_freedom, self.se)
+        what = Seen(self.d, self.se, self.noise.degrees_of_freedom, half, confidence, self.rope)
+        return weigh(what, self.prediction, self.policy).db
 
 
 def judge(
@@ -76,34 +88,32 @@ def judge(
         noise=noise,
         edge=max(math.log(prediction[0]), 0.0) if prediction else 0.0,
         policy=policy,
+        prediction=prediction,
         wanders=wanders(comparator.ln_values, noise, policy),
     )
-    bayes_db = bayes_factor_db(case.d, case.se, prediction, policy) if prediction else 0.0
-    return _decide(case, bayes_db, launches_left)
+    return _decide(case, launches_left)
 
 
-def _decide(case: _Comparison, bayes_db: float, launches_left: int) -> Judgement:
+def _decide(case: _Comparison, launches_left: int) -> Judgement:
     policy = case.policy
     if case.n_candidate == 1 and abs(case.d) > policy.quick_exit_sd * case.noise.sd:
         verdict = verdict_of(*case.interval(1 - policy.error), case.edge, case.rope)
         if verdict in ("supported", "partial", "harmful"):
             text = f"one launch is {abs(case.d) / case.noise.sd:.1f} sd away (quick exit at {policy.quick_exit_sd:g})"
-            return _close(case, 1 - policy.error, verdict, text, bayes_db)
+            return _close(case, 1 - policy.error, verdict, text)
     confidence = look_confidence(policy.thorough, policy.error)
     plan = looks(policy.thorough)
     needed = _baseline_needed(case)
     if case.n_candidate in plan and case.n_baseline >= needed:
         verdict = verdict_of(*case.interval(confidence), case.edge, case.rope)
         if verdict != "unresolved":
-            return _close(case, confidence, verdict, _explain(verdict, case, confidence), bayes_db)
+            return _close(case, confidence, verdict, _explain(verdict, case, confidence))
         if case.n_candidate == plan[-1]:
-            return _close(case, confidence, "unresolved", "the last look decided nothing", bayes_db)
-    return _go_on(case, confidence, plan, launches_left, bayes_db)
+            return _close(case, confidence, "unresolved", "the last look decided nothing")
+    return _go_on(case, confidence, plan, launches_left)
 
 
-def _go_on(
-    case: _Comparison, confidence: float, plan: Sequence[int], launches_left: int, bayes_db: float
-) -> Judgement:
+def _go_on(case: _Comparison, confidence: float, plan: Sequence[int], launches_left: int) -> Judgement:
     """No verdict yet: is the next look affordable, is the last one promising, and which launch does it need?"""
     policy = case.policy
     topping_up = case.n_candidate in plan and case.n_baseline < _baseline_needed(case)
@@ -111,17 +121,17 @@ def _go_on(
     affordable = [look for look in ahead if _cost_of(look, case) <= launches_left]
     if not affordable:
         text = f"the next look needs more than the {launches_left} launches that are left"
-        return _close(case, confidence, "unresolved", text, bayes_db)
+        return _close(case, confidence, "unresolved", text)
     last = affordable[-1]
     if not policy.thorough and not topping_up and (case.n_candidate == 1 or case.n_candidate in plan):
         chance = chance_of_support(case.d, case.n_candidate, case.n_baseline, case.noise, case.edge, policy, last)
         if chance < policy.defer_below:
             text = f"the chance that look {last} would support it is {chance:.0%}, below {policy.defer_below:.0%}"
-            return _close(case, confidence, "deferred", text, bayes_db)
+            return _close(case, confidence, "deferred", text)
     # One lone baseline launch is the weakest part of every comparison, and whatever is added serves all candidates.
     arm: Next = "baseline" if topping_up or case.n_baseline < 2 or _baselines_turn(case) else "candidate"
     look = affordable[0]
-    return _judgement(case, confidence, "unresolved", f"look {look} comes next", bayes_db, arm, _cost_of(look, case))
+    return _judgement(case, confidence, "unresolved", f"look {look} comes next", arm, _cost_of(look, case))
 
 
 def verdict_of(low: float, high: float, edge: float, rope: float) -> Verdict:
@@ -161,18 +171,6 @@ def chance_of_support(
     return 0.5 * math.erfc((needed - d) / (noise.sd * math.sqrt(2 * variance)))
 
 
-def bayes_factor_db(d: float, se: float, prediction: Prediction, policy: JudgePolicy) -> float:
-    """Predicted effect against region of practical equivalence, normal model, clipped to ± ``bayes_clip_db``.
-
-    The predicted interval and the region are read as mean ± 2 sd. Far outside of both the wider of two normals would
-    win by its tail alone, so d is taken no higher than the predicted upper edge and no lower than no effect."""
-    low, high = math.log(prediction[0]), math.log(prediction[1])
-    centre, spread, null = (low + high) / 2, (high - low) / 4, math.log1p(policy.rope) / 2
-    seen = max(min(d, high), 0.0)
-    log_ratio = _ln_normal(seen - centre, math.hypot(se, spread)) - _ln_normal(seen, math.hypot(se, null))
-    return max(-policy.bayes_clip_db, min(policy.bayes_clip_db, 10 / math.log(10) * log_ratio))
-
-
 def drifted(value: float, others: Sequence[float], noise: Noise, policy: JudgePolicy) -> bool:
     """Whether a re-measured baseline launch misses the mean of the ``others``; all are ln(metric).
 
@@ -209,8 +207,8 @@ def _cost_of(look: int, case: _Comparison) -> int:
     return look - case.n_candidate + max((max(2, look) if within else 2) - case.n_baseline, 0)
 
 
-def _close(case: _Comparison, confidence: float, verdict: Verdict, reason: str, bayes_db: float) -> Judgement:
-    return _judgement(case, confidence, verdict, reason, bayes_db, None, None)
+def _close(case: _Comparison, confidence: float, verdict: Verdict, reason: str) -> Judgement:
+    return _judgement(case, confidence, verdict, reason, None, None)
 
 
 def _judgement(
@@ -218,7 +216,6 @@ def _judgement(
     confidence: float,
     verdict: Verdict,
     reason: str,
-    bayes_db: float,
     next_arm: Next | None,
     expected_launches: int | None,
 ) -> Judgement:
@@ -234,7 +231,8 @@ def _judgement(
         n_baseline=case.n_baseline,
         look=case.n_candidate,
         sd=case.noise.sd,
-        bayes_db=bayes_db,
+        bayes_db=case.bayes_db(confidence),
+        degrees_of_freedom=None if case.policy.noise_known else case.noise.degrees_of_freedom,
         reason=reason,
         next_arm=next_arm,
         expected_launches=expected_launches,
@@ -256,7 +254,3 @@ def _explain(verdict: Verdict, case: _Comparison, confidence: float) -> str:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _ln_normal(x: float, sd: float) -> float:
-    return -0.5 * (x / sd) ** 2 - math.log(sd)

@@ -292,13 +292,19 @@ def _bundled(state: State, plan: Plan, body: dict[str, Any], testable: Sequence[
     if not companions:
         return body
     low, high = max(ratio[0] for ratio in ratios), math.prod(ratio[1] for ratio in ratios)
-    return {**body, "changes": changes, "ratio": [low, high], "bundle": [item["hypothesis"] for item in companions], "companions": companions}
+    shared = _ratios(state, [body, *companions])
+    return {**body, "changes": changes, "ratio": [low, high], "bundle": [item["hypothesis"] for item in companions], "companions": companions, **shared}
+
+
+def _ratios(state: State, tested: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What each of the causes of one launch predicts by itself: needed to share what it says among them."""
+    return {"ratios": {item["hypothesis"]: item["ratio"] for item in tested}} if since.decides_by(state.spec, since.SHARED_CREDIT) else {}
 
 
 def _with_cures(state: State, plan: Plan, body: dict[str, Any]) -> dict[str, Any]:
     """Known-good settings name no cause. Causes that the evidence makes likely and whose whole cure is among them are cured by the
     same launch, and named with it if it pays off; if it does not, nothing is held against them."""
-    cures, base = [], ground(state, plan)
+    cures, base, ratios, rest = [], ground(state, plan), [body], set(body["changes"])
     point = base.settings.merged(body["changes"])
     for row in state.ranked:
         book = plan.playbook(row["id"])
@@ -308,7 +314,12 @@ def _with_cures(state: State, plan: Plan, body: dict[str, Any]) -> dict[str, Any
         # Its cure adds nothing to what is launched anyway.
         if kind == "chosen" and other["changes"] and point_digest(point.merged(other["changes"]), base) == point_digest(point, base):
             cures.append({"hypothesis": book.id, "claim": book.claim, "score_db": row["score_db"]})
-    return {**body, "cures": cures} if cures else body
+            ratios.append({"hypothesis": book.id, "ratio": row["ratio"]})
+            rest -= set(other["changes"])
+    if not cures:
+        return body
+    shared = _ratios(state, ratios)
+    return {**body, "cures": cures, **shared, **({"rest": sorted(rest)} if shared else {})}
 
 
 def _candidate(state: State, plan: Plan, book: Playbook, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -361,7 +372,9 @@ def _refusal(book: Playbook, kind: str, params: Mapping[str, Value], why: str, s
 def _sampled(state: State, plan: Plan, book: Playbook, action: SpaceAction, look: Look) -> dict[str, Any] | None:
     """A point that the sampler is asked for: only once its hypothesis has paid off, and not for ever."""
     belief = state.beliefs.get(book.id, Belief())
-    if belief.measured_db <= 0 or len(belief.tried) >= MAX_POINTS_OF_SPACE:
+    # With others in one launch a cause may have paid off and be credited with next to nothing.
+    paid_off = belief.measured_db > 0 or (belief.status == "supported" and since.decides_by(state.spec, since.SHARED_CREDIT))
+    if not paid_off or len(belief.tried) >= MAX_POINTS_OF_SPACE:
         return None
     space = plan.space(action.space)
     if space is None:

@@ -129,6 +129,8 @@ class Test:
     point: Mapping[str, Value] = field(default_factory=dict)  # of a control arm: what its sampler asked for, word for word
     rejected: tuple[Mapping[str, Any], ...] = ()  # proposals that a rule refused: params, and whether they cannot run
     score_db: Mapping[str, float] = field(default_factory=dict)  # of each hypothesis that is tested, before the test
+    ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # that each of several predicts by itself
+    rest: tuple[str, ...] = ()  # changed parameters that belong to the cure of none of ``cures``
     bundle: tuple[str, ...] = ()  # further hypotheses whose cures are launched together with this one
     cures: tuple[str, ...] = ()  # causes that the same settings cure: named if the test pays off, untouched if it does not
     look: tuple[int, int] | None = None  # (candidate, baseline) launches of the last judged look
@@ -538,6 +540,8 @@ def _chosen(state: State, entry: Entry) -> State:
             bundle=tuple(body.get("bundle", ())),
             score_db={item["hypothesis"]: float(item.get("score_db", 0.0)) for item in (body, *body.get("companions", ()), *body.get("cures", ()))},
             cures=tuple(item["hypothesis"] for item in body.get("cures", ())),
+            ratios={name: (float(own[0]), float(own[1])) for name, own in body.get("ratios", {}).items()},
+            rest=tuple(body.get("rest", ())),
         ),
     )
 
@@ -579,14 +583,14 @@ def _borne_out(state: State, entry: Entry) -> State:
     """The confirmation of a provisional promotion was judged: its weight is added to the belief."""
     hypothesis = entry.body["hypothesis"]
     judgement = Judgement.model_validate(entry.body["judgement"])
-    known = state.beliefs.get(hypothesis, Belief())
     # Kept because the target is met with it; only an interval makes the claim itself supported.
     status = "supported" if judgement.verdict in ("supported", "partial") else "kept"
-    final_db = None if known.final_db is None else known.final_db + judgement.bayes_db
-    changed = replace(known, status=status, verdict=judgement.verdict, measured_db=known.measured_db + judgement.bayes_db, final_db=final_db)
-    beliefs = {**state.beliefs, hypothesis: changed}
-    for companion in (state.provisional or {}).get("companions", ()):
-        beliefs[companion] = replace(beliefs[companion], status=status, verdict=judgement.verdict)
+    weights = entry.body.get("weights", {hypothesis: judgement.bayes_db})
+    beliefs = dict(state.beliefs)
+    for name in (hypothesis, *(state.provisional or {}).get("companions", ())):
+        known, gained = beliefs.get(name, Belief()), float(weights.get(name, 0.0))
+        final_db = None if known.final_db is None else known.final_db + gained
+        beliefs[name] = replace(known, status=status, verdict=judgement.verdict, measured_db=known.measured_db + gained, final_db=final_db)
     return replace(state, provisional=None, beliefs=beliefs)
 
 
@@ -603,23 +607,30 @@ def _settled(status: str) -> Any:
         known = state.beliefs.get(hypothesis, Belief())
         tried = (*known.tried, body["settings_digest"]) if body.get("settings_digest") else known.tried
         beliefs = _set(state, hypothesis, status=status, reason=body.get("why", ""), entry=entry.seq, tried=tried, verdict=body.get("verdict", ""),
-                       measured_db=known.measured_db + float(body.get("bayes_db", 0.0)))  # fmt: skip
+                       measured_db=known.measured_db + _gained(body, hypothesis))  # fmt: skip
         return replace(state, beliefs=beliefs, belief_version=state.belief_version + 1, test=None)
 
     return handler
 
 
+def _gained(body: Mapping[str, Any], name: str) -> float:
+    """Decibans that this verdict is worth to one of the causes that it is about: its own share, or in studies of a policy version before
+    5 what the launch is worth as a whole."""
+    weights: Mapping[str, float] = body.get("weights", {})
+    return float(weights.get(name, 0.0) if weights else body.get("bayes_db", 0.0))
+
+
 def _promoted(state: State, entry: Entry) -> State:
     body = entry.body
     scores = dict(state.test.score_db) if state.test else {}
-    gained = float(body.get("bayes_db", 0.0))
     state = _settled("supported")(state, entry)
     for companion in body.get("companions", ()):
+        before = state.beliefs.get(companion, Belief()).measured_db if "weights" in body else 0.0
         state = replace(state, beliefs=_set(state, companion, status="supported", reason=body["why"], entry=entry.seq,
-                                            tried=(body["settings_digest"],), measured_db=float(body.get("bayes_db", 0.0))))  # fmt: skip
+                                            tried=(body["settings_digest"],), measured_db=before + _gained(body, companion)))  # fmt: skip
     for name in (body["hypothesis"], *body.get("companions", ())):
         known = state.beliefs[name]
-        state = replace(state, beliefs={**state.beliefs, name: replace(known, final_db=scores.get(name, 0.0) + gained)})
+        state = replace(state, beliefs={**state.beliefs, name: replace(known, final_db=scores.get(name, 0.0) + _gained(body, name))})
     baseline = Settings(values=body["settings"])
     # What was measured against the old baseline is weak evidence about the new one: half its weight, and open again. A harm
     # keeps its weight: what slowed the old baseline beyond doubt rarely helps the new one.
@@ -652,7 +663,9 @@ def _rolled_back(state: State, entry: Entry) -> State:
         undone = {name: replace(state.beliefs[name], status="open", verdict="", tried=(), measured_db=0.0, final_db=None, reason=entry.body["why"])
                   for name in (hypothesis, *companions)}  # fmt: skip
         return replace(state, beliefs={**state.beliefs, **undone}, bundle_failed=True)
-    return replace(state, beliefs=_set(state, hypothesis, status="deferred", verdict="unresolved", final_db=None, reason=entry.body["why"], entry=entry.seq))
+    measured = state.beliefs.get(hypothesis, Belief()).measured_db + float(entry.body.get("weights", {}).get(hypothesis, 0.0))
+    return replace(state, beliefs=_set(state, hypothesis, status="deferred", verdict="unresolved", final_db=None, reason=entry.body["why"], entry=entry.seq,
+                                       measured_db=measured))  # fmt: skip
 
 
 def _drifted(state: State, entry: Entry) -> State:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from optimizer.core import boxes, closing
+from optimizer.core import boxes, closing, credit
 from optimizer.core.decision import BoxesDecision, Conclude, Finished, OnBox, PartDecision, Waiting
 from optimizer.core.plan import Plan
 from optimizer.core.state import State
@@ -102,6 +102,8 @@ def _promotion(part: State, decision: Conclude) -> Conclude | Waiting:
     why = f"{body['why']} Meanwhile {ahead.box} promoted other settings: open again, to be tried on top of them."
     gained = body.get("bayes_db", part.test.judgement.bayes_db if part.test is not None and part.test.judgement is not None else 0.0)
     kept: Mapping[str, Any] = {key: body[key] for key in ("hypothesis", "changes", "settings_digest", "verdict")}
+    if part.test is not None and part.test.judgement is not None:  # of several causes each keeps its own share
+        kept = {**kept, **credit.of_test(part, part.test, part.test.judgement)}
     return _named(part, Conclude("deferred", {**kept, "why": why, "bayes_db": gained}, decision.cause))
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from optimizer.core import answers, claims, closing, economy, goodput, ledger, since
+from optimizer.core import answers, claims, closing, credit, economy, goodput, ledger, since
 from optimizer.core.hopeless import hopeless
 from optimizer.core.judge import judge
 from optimizer.core.plan import Plan
@@ -59,6 +59,8 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
                 "side": _side(candidate, baseline)}  # fmt: skip
         if (compared := answers.compare(state.first_arm.answers, candidate.answers)) is not None:
             body["answers"] = compared.plain()
+        if judgement.final:
+            body |= credit.of_test(state, test, judgement)
         return conclude("judged", body, candidate.evidence_entry)
     assert test.judgement is not None
     if _worth_confirming(state, candidate, baseline, test.judgement):
@@ -67,7 +69,7 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
             "the fresh confirmation, which decides both."
         ) + _answers_said(state, test)
         promoted: dict[str, Any] = {**_body(test, "unresolved", why), "provisional": True, "settings": test.settings.values, "before": state.baseline.values,
-                "companions": [*test.bundle, *test.cures], "ratio": list(test.ratio) if test.ratio else None}  # fmt: skip
+                "companions": [*test.bundle, *test.cures], "ratio": list(test.ratio) if test.ratio else None, **credit.to_confirm(state, test)}  # fmt: skip
         promoted.pop("bundle", None)
         return conclude("promoted", promoted, test.entry)
     purpose = "candidate" if test.judgement.next_arm == "candidate" else "baseline"
@@ -76,7 +78,7 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
         why_not = closing.BUDGET_SPENT
     if why_not:
         said = f"×{test.judgement.ratio:.3f} [{test.judgement.low:.3f}, {test.judgement.high:.3f}] after {counts[0]} launch(es) decides nothing yet, "
-        given_up = {**_body(test, "unresolved", f"{said}and another launch of the {purpose} is not to be had: {why_not}"), "bayes_db": test.judgement.bayes_db}
+        given_up = {**_body(test, "unresolved", f"{said}and another launch of the {purpose} is not to be had: {why_not}"), "bayes_db": test.judgement.bayes_db, **credit.of_test(state, test, test.judgement)}
         return conclude("deferred", given_up, test.entry)
     return bring_up(state, test.settings if purpose == "candidate" else state.baseline, purpose)
 
@@ -136,10 +138,13 @@ def settle_provisional(state: State, plan: Plan) -> tuple[str, dict[str, Any]] |
     better = judgement.verdict in ("supported", "partial")
     if better or point_meets_target(state, confirmed.points):
         body = {"hypothesis": waiting["hypothesis"], "changes": dict(waiting["changes"]), "judgement": judgement.plain(),
-                "side": _side(state.base_arm, before), "after_confirmation": True}  # fmt: skip
+                "side": _side(state.base_arm, before), "after_confirmation": True, **credit.of_confirmation(state, waiting, judgement)}  # fmt: skip
         return "judged", body
     why = f"The confirmation did not bear it out: ×{judgement.ratio:.3f} [{judgement.low:.3f}, {judgement.high:.3f}] over {judgement.n_candidate} launches."
-    return "rolled_back", {"hypothesis": waiting["hypothesis"], "settings": dict(waiting["before"]), "why": why}
+    credited = {} if waiting.get("companions") else credit.of_confirmation(state, waiting, judgement)  # of several, each is tested alone again
+    if credited:
+        why += f" {credited['weighed']}."
+    return "rolled_back", {"hypothesis": waiting["hypothesis"], "settings": dict(waiting["before"]), "why": why, **credited}
 
 
 def _pair_first(state: State, plan: Plan, test: Test) -> bool:
@@ -171,7 +176,8 @@ def _judged(state: State, plan: Plan, test: Test) -> Judgement:
         judgement = judgement.model_copy(update={"reason": judgement.reason + by})
     broken = broken_guard(state, candidate, baseline)
     if broken and judgement.verdict in ("supported", "partial"):
-        return judgement.model_copy(update={"verdict": "harmful", "final": True, "next_arm": None, "reason": broken})
+        weighed = {"bayes_db": 0.0, "degrees_of_freedom": None} if since.decides_by(state.spec, since.SHARED_CREDIT) else {}  # other work says nothing of a cause
+        return judgement.model_copy(update={"verdict": "harmful", "final": True, "next_arm": None, "reason": broken, **weighed})
     if (lossy := _lossy(state, plan, test)) and (not judgement.final or judgement.verdict in ("supported", "partial")):
         return judgement.model_copy(update={"verdict": "lossy", "final": True, "next_arm": None, "expected_launches": None, "reason": lossy})
     if not judgement.final and _claim_excluded(test, judgement) and _target_excluded(state, judgement):
@@ -225,17 +231,21 @@ def _settle(state: State, test: Test, judgement: Judgement) -> tuple[str, Mappin
     """What a final verdict changes: (entry kind, body, cause)."""
     assert test.settings is not None
     said = f"×{judgement.ratio:.3f} [{judgement.low:.3f}, {judgement.high:.3f}], {judgement.n_candidate} against {judgement.n_baseline} launches; {judgement.reason}"
-    body = {**_body(test, judgement.verdict, said), "bayes_db": judgement.bayes_db}
+    credited = credit.of_test(state, test, judgement)
+    weighed = f"; {credited['weighed']}" if credited else ""
+    body = {**_body(test, judgement.verdict, f"{said}{weighed}"), "bayes_db": judgement.bayes_db, **credited}
     if judgement.verdict in ("supported", "partial"):
         body.pop("bundle", None)
-        body["why"] += _answers_said(state, test)
+        body["why"] += ("." if credited else "") + _answers_said(state, test)
         return "promoted", {**body, "companions": [*test.bundle, *test.cures], "settings": test.settings.values, "before": state.baseline.values}, test.entry
     if judgement.verdict in ("unresolved", "deferred"):
         if (short := _too_small_for_the_target(state, test, judgement)) is not None:
-            # What is ruled out as too small must not lead the ranking for having been predicted small.
-            return "pruned", {**body, "bayes_db": min(judgement.bayes_db, 0.0), "why": f"{said}; {short}"}, test.entry
+            if not since.decides_by(state.spec, since.WEIGHED_WITH_NOISE):
+                # What was ruled out as too small led the ranking for having been predicted small. Its weight is now that of its interval.
+                body["bayes_db"] = min(judgement.bayes_db, 0.0)
+            return "pruned", {**body, "why": f"{said}{weighed}; {short}"}, test.entry
         excluded = f"not seen in {judgement.n_candidate} launch(es); an effect above {100 * (judgement.high - 1):+.1f} % is excluded"
-        return "deferred", {**body, "why": f"{said}; {excluded}"}, test.entry
+        return "deferred", {**body, "why": f"{said}; {excluded}{weighed}"}, test.entry
     return "pruned", body, test.entry
 
 

@@ -103,7 +103,8 @@ def _look(entries: Sequence[Entry], promoted: Entry, name: str) -> dict[str, Any
     looks = [entry for entry in entries if entry.kind == EntryKind.JUDGED and entry.body.get("changes") == promoted.body["changes"]
              and entry.body.get("hypothesis") == promoted.body["hypothesis"]]  # fmt: skip
     measured = {key: looks[-1].body["judgement"][key] for key in _INTERVAL} | {"entry": looks[-1].seq, "launched": looks[-1].cause} if looks else None
-    return {"measured": measured, "kept_because": promoted.body.get("why", ""), "flips": list(_flips(entries, promoted, name))}
+    weighed = looks[-1].body.get("weighed", "") if looks else ""
+    return {"measured": measured, "weighed": weighed, "kept_because": promoted.body.get("why", ""), "flips": list(_flips(entries, promoted, name))}
 
 
 def _flips(entries: Sequence[Entry], promoted: Entry, name: str) -> Iterator[dict[str, Any]]:

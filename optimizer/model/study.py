@@ -14,7 +14,11 @@ from optimizer.model.workload import Workload
 # a launch whose rate did not settle in two runs gets a third, longer one; a confirmation that misses the target by noise gets a second launch.
 # 4: a percentile of the target is met where the requests prove it at 99 % confidence, not where it was measured; what a study says of
 # what is out of reach and of prior art names its unit, its launches and its interval.
-POLICY_VERSION = 4
+# 5: a measurement moves a belief by the error term and the degrees of freedom of its interval, and an undecided interval moves it little;
+# of one launch with several causes each is credited with what the others leave open; what rules out an idea as too small for the target
+# leaves the weight of its measurement alone.
+# Each rule with its version: core/since.py.
+POLICY_VERSION = 5
 Sampler = Literal["gp", "tpe"]
 Policy = Literal["evidence", "tpe", "random"]
 Finish = Literal["best", "restore", "leave"]

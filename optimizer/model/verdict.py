@@ -36,6 +36,7 @@ class JudgePolicy(Frozen):
     defer_below: FiniteFloat = Field(default=0.10, ge=0, lt=1)
     drift_sd: FiniteFloat = Field(default=3.0, gt=0)
     bayes_clip_db: FiniteFloat = Field(default=20.0, gt=0)
+    noise_known: bool = False  # beliefs move as if the noise were known exactly: studies of policy versions before 5
 
 
 class Noise(Frozen):
@@ -63,6 +64,14 @@ class Judgement(Frozen):
     reason: str = ""
     next_arm: Literal["candidate", "baseline"] | None = None  # which launch the next look needs
     expected_launches: FiniteFloat | None = Field(default=None)
+    degrees_of_freedom: FiniteFloat | None = None  # of ``sd``; None: of a policy version before 5, or nothing that moves a belief
+
+    def plain(self) -> dict[str, Any]:
+        """As the journal has it: policy versions before 5 wrote no degrees of freedom."""
+        body = super().plain()
+        if self.degrees_of_freedom is None:
+            del body["degrees_of_freedom"]
+        return body
 
 
 def given_up(settled: Mapping[str, Any]) -> bool:

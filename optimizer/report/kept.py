@@ -21,8 +21,9 @@ def measured_text(entries: Sequence[Entry], promoted: Entry) -> str:
     look = looks[-1].body["judgement"]
     verdict = look["verdict"].replace("_", " ") if look["final"] else "not yet decided"
     kept = "" if look["verdict"] in ("supported", "partial") else "; kept because a fresh launch with it meets the target, which is no proof of its own part"
+    weighed = f"; {looks[-1].body['weighed']}" if looks[-1].body.get("weighed") else ""
     return (f"×{look['ratio']:.3f} [{look['low']:.3f}, {look['high']:.3f}] at {100 * look['confidence']:.4g} %, {look['n_candidate']} against {look['n_baseline']} "
-            f"launch{'es' * (look['n_baseline'] != 1)}: {verdict} (entry {looks[-1].seq}){kept}")  # fmt: skip
+            f"launch{'es' * (look['n_baseline'] != 1)}: {verdict} (entry {looks[-1].seq}){kept}{weighed}")  # fmt: skip
 
 
 def explained(entries: Sequence[Entry], state: State, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

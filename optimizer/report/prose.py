@@ -177,8 +177,10 @@ def _ceiling(body: Mapping[str, Any]) -> str:
     if body.get("unknown"):
         return f"No ceiling: {body['unknown']}"
     lost = " · ".join(f"{bucket_text(part, body['lost'])} {100 * part['share']:.0f} %" for part in body.get("lost", []) if part["share"] >= 0.01)
+    # How many tokens a step brings is measured, and other drafts have another ceiling.
+    as_drafted = " with the drafts as they are" if "best_draft_tokens" in body else ""
     return (
-        f"Ceiling {number(body.get('ceiling_tokens_per_s'))} tok/s at c={body.get('concurrency')}, measured "
+        f"Ceiling {number(body.get('ceiling_tokens_per_s'))} tok/s at c={body.get('concurrency')}{as_drafted}, measured "
         f"{number(body.get('measured_tokens_per_s'))}; winning back what is known to go to queue, launches and collectives would give about "
         f"{number(body.get('reachable_tokens_per_s'))}. Lost: {lost or 'nothing'}.{_drafts(body)}"
     )
@@ -265,8 +267,13 @@ def _judged(body: Mapping[str, Any]) -> str:
     return (
         f"{body['hypothesis']}: {verdict}, ×{judgement['ratio']:.3f} [{judgement['low']:.3f}, {judgement['high']:.3f}] at "
         f"{100 * judgement['confidence']:.4g} %, {judgement['n_candidate']} launch(es) against {judgement['n_baseline']}, noise "
-        f"{100 * judgement['sd']:.1f} %: {reworded(judgement['reason'])}. {side}{_answers_of(body)}"
+        f"{100 * judgement['sd']:.1f} %: {reworded(judgement['reason'])}. {side}{_answers_of(body)}{_weighed(body)}"
     )
+
+
+def _weighed(body: Mapping[str, Any]) -> str:
+    """What the launches are worth to the belief, beside their interval; once the verdict is final."""
+    return f" Weight: {body['weighed']}." if body.get("weighed") else ""
 
 
 def _answers_of(body: Mapping[str, Any]) -> str:

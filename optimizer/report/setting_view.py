@@ -33,6 +33,8 @@ def setting_text(found: Mapping[str, Any]) -> str:
         lines.append(f"  predicted  ×{found['predicted'][0]:.2f} to ×{found['predicted'][1]:.2f} (entry {found['chosen']})")
     if found["measured"]:
         lines.append(f"  measured   {_measured(found['measured'])}")
+    if found["weighed"]:
+        lines.append(f"  belief     {found['weighed']}")
     if not found["measured"] or found["measured"]["entry"] > found["entry"]:  # the reason of the day, not what was learned later
         lines.append(f"  kept       {found['kept_because']} (entry {found['entry']})")
     if found["together"]:

@@ -9,17 +9,19 @@ from optimizer.core import closing, verdicts
 
 def judged(bayes_db):
     return SimpleNamespace(
-        ratio=1.127, low=0.774, high=1.642, n_candidate=1, n_baseline=1, reason="", verdict="unresolved", bayes_db=bayes_db
+        ratio=1.127, low=0.774, high=1.642, n_candidate=1, n_baseline=1, reason="", verdict="unresolved", bayes_db=bayes_db, degrees_of_freedom=None
     )
 
 
-@pytest.mark.parametrize(("measured_db", "counted_db"), [(15.0, 0.0), (-6.0, -6.0)])
-def test_a_small_effect_that_was_predicted_small_does_not_lead(measured_db, counted_db, monkeypatch):
-    monkeypatch.setattr(verdicts, "_body", lambda *_: {})
+@pytest.mark.parametrize(("measured_db", "version", "counted_db"), [(15.0, 4, 0.0), (-6.0, 4, -6.0), (2.5, 5, 2.5), (-6.0, 5, -6.0)])
+def test_a_small_effect_that_was_predicted_small_does_not_lead(measured_db, version, counted_db, monkeypatch):
+    """Since version 5 an interval that decides nothing has little weight in any case, and keeps it."""
+    monkeypatch.setattr(verdicts, "_body", lambda _test, _verdict, why: {"why": why})
     monkeypatch.setattr(verdicts, "_too_small_for_the_target", lambda *_: "the target needs ×41")
-    test = SimpleNamespace(settings=object(), entry=7)
-    kind, body, _ = verdicts._settle(SimpleNamespace(), test, judged(measured_db))
-    assert kind == "pruned" and body["bayes_db"] == counted_db
+    state = SimpleNamespace(spec=SimpleNamespace(policy_version=version))
+    test = SimpleNamespace(settings=object(), entry=7, ratio=None, bundle=())
+    kind, body, _ = verdicts._settle(state, test, judged(measured_db))
+    assert kind == "pruned" and body["bayes_db"] == counted_db and body["why"].endswith("the target needs ×41")
 
 
 @pytest.mark.parametrize(("reach", "pair"), [("none", True), ("configuration", False), ("hard", False)])
