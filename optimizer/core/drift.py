@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from optimizer.core import closing, ledger
+from optimizer.core.once import once_for
 from optimizer.core.state import ArmState, LaunchResult, State
+from optimizer.model.evidence import Evidence
 from optimizer.model.startup import Flip
 from optimizer.stats.noise import pooled_noise
 
@@ -39,10 +41,10 @@ def _started_otherwise(state: State) -> dict[str, Any] | None:
     others = len(base.results) if arm is not base else len(base.results) - 1
     if not others:
         return None
-    flips = [flip for flip in ledger.flips(arm.evidence_before, arm.evidence, {}, {}) if _tells(flip)]
+    flips = [flip for flip in _unprovoked(arm.evidence_before, arm.evidence) if _tells(flip)]
     if arm is not base:
         told = {flip.fact for flip in flips}
-        flips += [flip for flip in ledger.flips(base.evidence, arm.evidence, {}, {}) if flip.fact in INSTALLED and flip.fact not in told]
+        flips += [flip for flip in _unprovoked(base.evidence, arm.evidence) if flip.fact in INSTALLED and flip.fact not in told]
     if not flips:
         return None
     last, stale = arm.results[-1], _stale(state)
@@ -54,6 +56,11 @@ def _started_otherwise(state: State) -> dict[str, Any] | None:
         "fingerprint": arm.settings.digest, "launch": last.launch, "entry": last.entry, "value": last.value, "flips": [flip.plain() for flip in flips],
         "launches_before": others, "stale": stale, "why": why,
     }  # fmt: skip
+
+
+def _unprovoked(before: Evidence, now: Evidence) -> tuple[Flip, ...]:
+    """What differs between two launches, whatever settings may have done it: asked at every decision until the next launch."""
+    return once_for("unprovoked flips", lambda: ledger.flips(before, now, {}, {}), before, now)
 
 
 def _tells(flip: Flip) -> bool:

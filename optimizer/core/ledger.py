@@ -434,8 +434,9 @@ def _settings(base: Evidence, candidate: Evidence, changed: Mapping[str, tuple[V
     if not isinstance(before, dict) or now is None or not isinstance(now.value, dict):
         return []
     result = []
-    for key in sorted(set(before) & set(now.value)):
-        if key in changed or key in _QUIET_SETTINGS or before[key] == now.value[key]:
+    differing = [key for key, value in now.value.items() if key in before and before[key] != value]
+    for key in sorted(differing):
+        if key in changed or key in _QUIET_SETTINGS:
             continue
         result.append(
             Flip(

@@ -7,17 +7,16 @@ unknown is refused when it is loaded."""
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from optimizer.model.base import Scalar, Value
 from optimizer.model.evidence import Evidence, Fact
-from optimizer.model.playbook import Predicate
+from optimizer.model.playbook import Predicate, Tree
 
 OPERANDS = ("fact", "setting", "box")
 OPERATORS = ("gt", "ge", "lt", "le", "eq", "ne", "in", "contains", "between", "present", "last_lt")
 METRIC = "metric"
 _ORDERED = ("gt", "ge", "lt", "le")
-_IS_OPERATOR = frozenset(OPERATORS)
 
 
 class View(Protocol):
@@ -42,8 +41,7 @@ class Look:
     box: Mapping[str, Value]
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """The three-valued answer and the observations that it rests on (empty when unknown)."""
 
     value: bool | None
@@ -56,71 +54,171 @@ _TREE = (dict, Mapping)  # the first is what trees are made of, and told at once
 
 def evaluate(when: Predicate, view: View) -> bool | None:
     """True, false, or None when what the tree asks for was not observed."""
-    return explain(when, view).value
+    return _condition(when).answer(view).value
 
 
 def explain(when: Predicate, view: View) -> Answer:
     """``evaluate`` with the observations that decided it."""
+    return _condition(when).answer(view)
+
+
+# ---- a tree, read once ----------------------------------------------------------------------------------------------
+
+
+class _Condition(Protocol):
+    def answer(self, view: View) -> Answer: ...
+
+
+def _condition(when: Any) -> _Condition:
+    """What a tree asks. That of a knowledge file is read at its first use and kept with it."""
+    if type(when) is not Tree:
+        return _read(when)
+    try:
+        found: _Condition = when.read
+    except AttributeError:
+        found = when.read = _read(when)
+    return found
+
+
+def _read(when: Any) -> _Condition:
     if not isinstance(when, _TREE):
-        return _UNKNOWN
+        return _NOTHING
     if "all" in when or "any" in when:
-        return _joined(_list(when.get("all", when.get("any"))), view, "any" in when)
+        return _Joined([_read(part) for part in _list(when.get("all", when.get("any")))], "any" in when)
     if "not" in when:
-        inner = explain(when["not"], view)
-        return inner if inner.value is None else Answer(not inner.value, inner.facts)
-    return _compare(when, view)
+        return _Negated(_read(when["not"]))
+    operator = next((name for name in OPERATORS if name in when), None)
+    return _NOTHING if operator is None else _Comparison(operator, when)
 
 
-def _joined(trees: list[Any], view: View, decisive: bool) -> Answer:
+class _Nothing:
+    """Asks nothing that could be answered."""
+
+    def answer(self, view: View) -> Answer:
+        return _UNKNOWN
+
+
+_NOTHING = _Nothing()
+
+
+class _Joined:
     """``any`` when ``decisive`` is true, ``all`` when it is false: the first decisive part settles it, and no later one is asked."""
-    parts = []
-    for tree in trees:
-        part = explain(tree, view)
-        if part.value is decisive:
-            return Answer(decisive, part.facts)
-        parts.append(part)
-    if not parts or any(part.value is None for part in parts):
-        return _UNKNOWN
-    return Answer(not decisive, tuple(fact for part in parts for fact in part.facts))
+
+    __slots__ = ("decisive", "parts")
+
+    def __init__(self, parts: list[_Condition], decisive: bool) -> None:
+        self.parts, self.decisive = parts, decisive
+
+    def answer(self, view: View) -> Answer:
+        answers = []
+        for part in self.parts:
+            found = part.answer(view)
+            if found.value is self.decisive:
+                return found
+            answers.append(found)
+        if not answers or any(found.value is None for found in answers):
+            return _UNKNOWN
+        return Answer(not self.decisive, tuple(fact for found in answers for fact in found.facts))
 
 
-def _compare(when: Mapping[str, Any], view: View) -> Answer:
-    if "fact" in when and "setting" not in when and "box" not in when and not view.facts.all(str(when["fact"])):
-        return _UNKNOWN  # most rules ask for what was not observed
-    operators = [name for name in when if name in _IS_OPERATOR]
-    if not operators:
-        return _UNKNOWN
-    operator = operators[0] if len(operators) == 1 else next(name for name in OPERATORS if name in operators)
-    observations = list(_observed(when, view))
-    if operator == "present":
-        return _present(when, view, observations)
-    if not observations:
-        return _UNKNOWN
-    answers: list[tuple[bool | None, tuple[Fact, ...]]] = []
-    wanted = when[operator]
-    plain = (type(wanted) in _KINDS and type(wanted) is not dict) or not isinstance(wanted, _TREE)
-    for value, fact in observations:
-        right, other = (_Operand(wanted), None) if plain else _right(wanted, view, fact, when)
-        used = tuple(item for item in (fact, other) if item is not None)
-        answers.append((None if right is None else _answer(operator, _Operand(value, _bound(fact)), right), used))
-    # Several observations of one name differ in their labels; the rule holds if it holds for one of them.
-    if held := next((used for value, used in answers if value is True), None):
-        return Answer(True, held)
-    if any(value is True for value, _ in answers):
-        return Answer(True)
-    if not answers or any(value is None for value, _ in answers):
-        return Answer(None)
-    return Answer(False, answers[0][1])
+class _Negated:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: _Condition) -> None:
+        self.inner = inner
+
+    def answer(self, view: View) -> Answer:
+        found = self.inner.answer(view)
+        return found if found.value is None else Answer(not found.value, found.facts)
 
 
-def _present(when: Mapping[str, Any], view: View, observations: list[tuple[Value, Fact | None]]) -> Answer:
-    """Whether a setting was given is known once the settings are; an unobserved fact stays unknown."""
-    wanted = when["present"] is not False
-    if "setting" in when and str(when["setting"]) in view.settings:
-        return Answer((view.settings[str(when["setting"])] is not None) is wanted)
-    if not observations:
-        return Answer(None)
-    return Answer(wanted, tuple(fact for _, fact in observations if fact is not None)[:1])
+class _Observed:
+    """One operand: the values that a view has of it."""
+
+    __slots__ = ("box", "fact", "labels", "only_fact", "setting")
+
+    def __init__(self, operand: Mapping[str, Any]) -> None:
+        self.fact, self.setting, self.box = (str(operand[kind]) if kind in operand else None for kind in OPERANDS)
+        self.labels = _labels(operand)
+        self.only_fact = self.fact is not None and self.setting is None and self.box is None
+
+    def values(self, view: View) -> list[tuple[Value, Fact | None]]:
+        """One for each matching observation of a fact, at most one of a setting or box value."""
+        found: list[tuple[Value, Fact | None]] = []
+        if self.fact is not None:
+            labels = self.labels
+            for fact in view.facts.all(self.fact):
+                # A probe without a metric is about speed; what it did to another metric answers only who asks for that one.
+                if METRIC in fact.labels and METRIC not in labels:
+                    continue
+                if not labels or all(_same(fact.labels.get(key), wanted) for key, wanted in labels.items()):
+                    found.append((fact.value, fact))
+            if self.only_fact:
+                return found
+        if self.setting is not None and self.setting in view.settings:
+            found.append((view.settings[self.setting], None))
+        if self.box is not None and self.box in view.box:
+            found.append((view.box[self.box], None))
+        return found
+
+
+class _Comparison:
+    """One comparison: an operand, and on the right a literal or another operand (times, plus)."""
+
+    __slots__ = ("left", "literal", "operator", "other", "times_plus", "wanted", "when")
+
+    def __init__(self, operator: str, when: Mapping[str, Any]) -> None:
+        self.operator, self.when, self.wanted = operator, when, when[operator]
+        self.left = _Observed(when)
+        self.literal = None if isinstance(self.wanted, _TREE) else _Operand(self.wanted)
+        if self.literal is None:
+            self.other = _Observed(self.wanted)
+            self.times_plus = self.wanted.get("times", 1), self.wanted.get("plus", 0)
+
+    def answer(self, view: View) -> Answer:
+        observations = self.left.values(view)
+        if self.operator == "present":
+            return self._present(view, observations)
+        if not observations:
+            return _UNKNOWN  # most rules ask for what was not observed
+        answers: list[tuple[bool | None, tuple[Fact, ...]]] = []
+        for value, fact in observations:
+            right, other = (self.literal, None) if self.literal is not None else self._right(view, fact)
+            used = tuple(item for item in (fact, other) if item is not None)
+            answers.append((None if right is None else _answer(self.operator, _Operand(value, _bound(fact)), right), used))
+        # Several observations of one name differ in their labels; the rule holds if it holds for one of them.
+        if held := next((used for value, used in answers if value is True), None):
+            return Answer(True, held)
+        if any(value is True for value, _ in answers):
+            return Answer(True)
+        if any(value is None for value, _ in answers):
+            return _UNKNOWN
+        return Answer(False, answers[0][1])
+
+    def _present(self, view: View, observations: list[tuple[Value, Fact | None]]) -> Answer:
+        """Whether a setting was given is known once the settings are; an unobserved fact stays unknown."""
+        wanted = self.wanted is not False
+        if (name := self.left.setting) is not None and name in view.settings:
+            return Answer((view.settings[name] is not None) is wanted)
+        if not observations:
+            return _UNKNOWN
+        return Answer(wanted, tuple(fact for _, fact in observations if fact is not None)[:1])
+
+    def _right(self, view: View, left: Fact | None) -> tuple["_Operand | None", Fact | None]:
+        """Another value; of several observations the one made under the left's conditions.
+
+        None where it was not observed: that is unknown, and not the literal ``null``, which a value may equal."""
+        candidates = [found for found in self.other.values(view) if not _on_the_left(found[1], self.wanted, self.when)]
+        if not candidates:
+            return None, None
+        shared = dict(left.labels) if left is not None else {}
+        value, fact = min(candidates, key=lambda found: _distance(found[1], shared))
+        times, plus = self.times_plus
+        if times != 1 or plus != 0:
+            if any(_kind(item) != "number" for item in (value, times, plus)):
+                return None, None
+            value = value * times + plus
+        return _Operand(value, _bound(fact)), fact
 
 
 @dataclass(slots=True)
@@ -139,41 +237,6 @@ class _Operand:
         low = -math.inf if self.bound == "at_most" else number
         high = math.inf if self.bound == "at_least" else number
         return low, high
-
-
-def _observed(operand: Mapping[str, Any], view: View) -> Iterator[tuple[Value, Fact | None]]:
-    """All values that an operand has: one per matching observation of a fact, at most one of a setting or box value."""
-    if "fact" in operand:
-        labels = _labels(operand)
-        for fact in view.facts.all(str(operand["fact"])):
-            # A probe without a metric is about speed; what it did to another metric answers only who asks for that one.
-            if METRIC in fact.labels and METRIC not in labels:
-                continue
-            if not labels or all(_same(fact.labels.get(key), wanted) for key, wanted in labels.items()):
-                yield fact.value, fact
-    if "setting" in operand and (name := str(operand["setting"])) in view.settings:
-        yield view.settings[name], None
-    if "box" in operand and (name := str(operand["box"])) in view.box:
-        yield view.box[name], None
-
-
-def _right(
-    operand: Any, view: View, left: Fact | None, when: Mapping[str, Any]
-) -> tuple[_Operand | None, Fact | None]:
-    """Another value (times, plus); of several observations the one made under the left's conditions.
-
-    None where it was not observed: that is unknown, and not the literal ``null``, which a value may equal."""
-    candidates = [found for found in _observed(operand, view) if not _on_the_left(found[1], operand, when)]
-    if not candidates:
-        return None, None
-    shared = dict(left.labels) if left is not None else {}
-    value, fact = min(candidates, key=lambda found: _distance(found[1], shared))
-    times, plus = operand.get("times", 1), operand.get("plus", 0)
-    if times != 1 or plus != 0:
-        if any(_kind(item) != "number" for item in (value, times, plus)):
-            return None, None
-        value = value * times + plus
-    return _Operand(value, _bound(fact)), fact
 
 
 def _on_the_left(fact: Fact | None, operand: Mapping[str, Any], when: Mapping[str, Any]) -> bool:

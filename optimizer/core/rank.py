@@ -75,7 +75,7 @@ def _ground(state: State, plan: Plan) -> Ground:
 
 def dead_on_command_line(state: State, plan: Plan) -> tuple[Refusal, ...]:
     """Settings of the original command line and environment that are known to do nothing on this build."""
-    return dead_in(Settings(values=dict(state.given)), ground(state, plan))
+    return once(state, plan, "dead", lambda: dead_in(Settings(values=dict(state.given)), ground(state, plan)))
 
 
 def scored(state: State, plan: Plan) -> tuple[Scored, ...]:

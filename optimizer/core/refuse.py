@@ -2,7 +2,7 @@
 by the engine, too big for the device, already tried. Also maps a point to what the engine makes of it. Pure; what is
 unknown never refuses."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -56,6 +56,21 @@ class Ground:
         return {**effective, **_dotted(effective)}
 
     @cached_property
+    def in_force_by_key(self) -> tuple[str, ...]:
+        """The names of ``in_force`` that are keys of a JSON setting."""
+        return tuple(name for name in self.in_force if "." in name)
+
+    @cached_property
+    def look(self) -> Look:
+        """What predicates see of the launch that runs."""
+        return Look(self.evidence, _PointView(self.now, self, ()), self.box or {})
+
+    @cached_property
+    def dead_here(self) -> tuple[DeadSetting, ...]:
+        """What is dead on this build in the phase that counts, in its order."""
+        return tuple(entry for entry in self.dead if entry.scope in ("all", self.phase) and in_builds(self.engine_version, entry.builds) is True)
+
+    @cached_property
     def by_effect(self) -> Mapping[str, tuple[Constraint, ...]]:
         """The rules of this build by what they do, in their order."""
         found: dict[str, list[Constraint]] = {}
@@ -106,8 +121,7 @@ def never_starts(name: str, value: Value, ground: Ground, open_settings: Collect
     after = _point({name: value}, ground)
     point = canonical_settings(after, keep_none=False).values
     view = Look(ground.evidence, _Partly(_PointView(point, ground, frozenset(after.values)), frozenset(open_settings) - {name}), ground.box or {})
-    now = Look(ground.evidence, _PointView(ground.now, ground, frozenset(ground.now)), ground.box or {})
-    rules = (rule for rule in _rules(ground, "start_error") if evaluate(rule.when, view) is True and evaluate(rule.when, now) is not True)
+    rules = (rule for rule in _rules(ground, "start_error") if evaluate(rule.when, view) is True and evaluate(rule.when, ground.look) is not True)
     return next((rule.why for rule in rules), "")
 
 
@@ -147,9 +161,7 @@ def foreseen(changes: Mapping[str, Value], ground: Ground) -> tuple[Foreseen, ..
     speak of what is changed. In the order of the rules."""
     after = _point(changes, ground)
     point = canonical_settings(after, keep_none=False).values
-    now = ground.now
-    view = Look(ground.evidence, _PointView(point, ground, frozenset(after.values)), ground.box or {})
-    view_now = Look(ground.evidence, _PointView(now, ground, frozenset(now)), ground.box or {})
+    view = Look(ground.evidence, _PointView(point, ground, after.values), ground.box or {})
     resolved = resolved_form(after, ground).values
     found = []
     for effect in ("overridden", "silent"):
@@ -157,7 +169,7 @@ def foreseen(changes: Mapping[str, Value], ground: Ground) -> tuple[Foreseen, ..
             if evaluate(rule.when, view) is not True:
                 continue
             named = {item.name.removeprefix(_GIVEN) for item in operands(rule.when) if item.kind == "setting"}
-            if evaluate(rule.when, view_now) is True and not named & set(changes):
+            if evaluate(rule.when, ground.look) is True and not named & set(changes):
                 continue
             sets = {name: resolved.get(name) for name in rule.sets}
             found.append(Foreseen(rule.id, rule.effect, sets, rule.why, rule.source))  # type: ignore[arg-type]
@@ -195,11 +207,11 @@ def _resolved_form(settings: Settings, ground: Ground) -> Settings:
     values |= {name: param.one(values[name]) for name, param in ground.renamed.items() if name in values}
     for _ in range(_MOST_ROUNDS):
         changed = False
-        view = Look(ground.evidence, _PointView(values, ground, frozenset(values)), ground.box or {})
+        view = Look(ground.evidence, _PointView(values, ground, values), ground.box or {})
         seen = dict(values)
         for rule in _rules(ground, "overridden"):
             if values != seen:  # a rule before this one has changed the point
-                view = Look(ground.evidence, _PointView(values, ground, frozenset(values)), ground.box or {})
+                view = Look(ground.evidence, _PointView(values, ground, values), ground.box or {})
                 seen = dict(values)
             if evaluate(rule.when, view) is not True:
                 continue
@@ -258,18 +270,16 @@ def _of_another_version(name: str, value: Value, param: Param | None, ground: Gr
 
 def _dead(name: str, after: Settings, ground: Ground) -> DeadSetting | None:
     variable = name.removeprefix("env.") if name.startswith("env.") else None
-    for entry in ground.dead:
+    for entry in ground.dead_here:
         named = name in entry.params or (
             variable is not None
             and (variable in entry.env or (entry.env_prefix is not None and variable.startswith(entry.env_prefix)))
         )
-        if not named or in_builds(ground.engine_version, entry.builds) is not True:
-            continue
-        if entry.scope not in ("all", ground.phase):
+        if not named:
             continue
         if entry.when is not None:
             point = canonical_settings(after, keep_none=False).values
-            view = Look(ground.evidence, _PointView(point, ground, frozenset(after.values)), ground.box or {})
+            view = Look(ground.evidence, _PointView(point, ground, after.values), ground.box or {})
             if evaluate(entry.when, view) is not True:
                 continue
         return entry
@@ -317,18 +327,16 @@ def _companions(changes: Mapping[str, Value], ground: Ground) -> dict[str, Value
 def _by_point(changes: Mapping[str, Value], ground: Ground, tried: Collection[str]) -> Iterator[Refusal]:
     after = _point(changes, ground)
     point = canonical_settings(after, keep_none=False).values
-    now = ground.now
-    view = Look(ground.evidence, _PointView(point, ground, frozenset(after.values)), ground.box or {})
-    view_now = Look(ground.evidence, _PointView(now, ground, frozenset(now)), ground.box or {})
+    view = Look(ground.evidence, _PointView(point, ground, after.values), ground.box or {})
     infeasible = False
     for rule in _rules(ground, "start_error"):
         # A rule that would forbid the launch that is running cannot be right about this build or box.
-        if evaluate(rule.when, view) is True and evaluate(rule.when, view_now) is not True:
+        if evaluate(rule.when, view) is True and evaluate(rule.when, ground.look) is not True:
             infeasible = True
             yield Refusal(
                 kind="infeasible", params=dict(changes), why=f"{rule.why} (rule {rule.id})", source=rule.source
             )
-    memory = fits(dict(view_now.settings), dict(view.settings), ground.evidence, ground.box or {})
+    memory = fits(dict(ground.look.settings), dict(view.settings), ground.evidence, ground.box or {})
     if memory.fits is False and not infeasible:
         infeasible = True
         yield Refusal(kind="infeasible", params=dict(changes), why=memory.why, source="memory model")
@@ -359,34 +367,31 @@ def _point(changes: Mapping[str, Value], ground: Ground) -> Settings:
     return canonical_settings(ground.settings.merged(changes))
 
 
-class _PointView(Mapping[str, Value]):
+class _PointView(dict[str, Value]):
     """Settings of a proposed launch as predicates see them: ``NAME`` is what will be in force (given, else what the
     last server made of it, else null), ``given.NAME`` what the command line will say (null when it says nothing)."""
 
-    def __init__(self, point: Mapping[str, Value], ground: Ground, named: frozenset[str]) -> None:
-        self._given = {**point, **_dotted(point)}
-        self._in_force = ground.in_force
+    def __init__(self, point: Mapping[str, Value], ground: Ground, named: Iterable[str]) -> None:
+        super().__init__(ground.in_force)
         # What was given before and is not any more falls back to a default that nobody has seen yet.
-        self._dropped = {name for name in (*ground.now, *named) if name not in point}
+        dropped = {name for name in (*ground.now, *named) if name not in point}
+        if dropped:
+            for name in dropped:
+                self.pop(name, None)
+            for name in ground.in_force_by_key:
+                if name.partition(".")[0] in dropped:
+                    self.pop(name, None)
+        self._given = {**point, **_dotted(point)}
+        self.update(self._given)
 
-    def __getitem__(self, name: str) -> Value:
-        if name.startswith(_GIVEN):
-            return self._given.get(name[len(_GIVEN) :])
-        if name in self._given:
-            return self._given[name]
-        return None if self._is_dropped(name) else self._in_force.get(name)
+    def __missing__(self, name: str) -> Value:
+        return self._given.get(name[len(_GIVEN) :]) if name.startswith(_GIVEN) else None
 
-    def _is_dropped(self, name: str) -> bool:
-        return bool(self._dropped) and (name in self._dropped or name.partition(".")[0] in self._dropped)
+    def get(self, name: str, default: object = None) -> Value:  # every name has a value here
+        return self[name]
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._given, *(name for name in self._in_force if not self._is_dropped(name))}))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 class _Partly(Mapping[str, Value]):

@@ -6,37 +6,37 @@ and all evidence together is clamped, so that no amount of text makes a hypothes
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from optimizer.core.predicate import View, explain
-from optimizer.model.base import FiniteFloat, Frozen
 from optimizer.model.evidence import Fact
 from optimizer.model.playbook import Family, Playbook
 
 EVIDENCE_LIMIT_DB = 30.0
 
 
-class Hit(Frozen):
+class Hit(NamedTuple):
     """One rule that was answered. ``counted`` is false when a stronger rule of its group speaks instead."""
 
     rule: str
     group: str
     answer: bool
-    db: FiniteFloat
+    db: float
     counted: bool
     facts: tuple[Fact, ...] = ()
 
 
-class Scored(Frozen):
+class Scored(NamedTuple):
     """One hypothesis: 10 db are odds of 10:1, 0 db are even odds."""
 
     id: str
     family: Family
-    prior_db: FiniteFloat
-    evidence_db: FiniteFloat
-    measured_db: FiniteFloat
-    related_db: FiniteFloat  # from excludes and implies of other hypotheses
-    score_db: FiniteFloat
-    probability: FiniteFloat
+    prior_db: float
+    evidence_db: float
+    measured_db: float
+    related_db: float  # from excludes and implies of other hypotheses
+    score_db: float
+    probability: float
     hits: tuple[Hit, ...] = ()
 
     @property
@@ -108,4 +108,4 @@ def _with_related(item: Scored, related_db: float) -> Scored:
     if related_db == 0.0:
         return item
     db = item.score_db + related_db
-    return item.model_copy(update={"related_db": related_db, "score_db": db, "probability": probability_of(db)})
+    return item._replace(related_db=related_db, score_db=db, probability=probability_of(db))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -20,6 +20,7 @@ from optimizer.model.evidence import Evidence
 from optimizer.model.flags import FlagTable
 from optimizer.model.measurement import LoadPoint, Measurement, ValidityCode
 from optimizer.model.outcome import INFEASIBLE, Done, Failed, Outcome, Unknown
+from optimizer.model.replaced import replace
 from optimizer.model.settings import Settings
 from optimizer.model.space import ARM
 from optimizer.model.step import (

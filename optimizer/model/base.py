@@ -2,14 +2,24 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 Ratio = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Decibans = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 Scalar = bool | int | float | str | None
-Value = Scalar | list[Any] | dict[str, Any]
+
+
+_SCALARS = frozenset({bool, int, float, str, type(None)})
+
+
+def _as_it_is(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """A plain value is what it is; trying the members of the union in turn takes a third of the time of reading a journal."""
+    return value if type(value) in _SCALARS else handler(value)
+
+
+Value = Annotated[Scalar | list[Any] | dict[str, Any], WrapValidator(_as_it_is)]
 
 
 class Frozen(BaseModel):

@@ -1,6 +1,6 @@
 """Facts and what supports them. A fact that could not be read is *missing* with a reason: never false, never zero."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Literal, Self, TypeVar
 
@@ -29,6 +29,8 @@ class Fact(Frozen):
     @cached_property
     def identity(self) -> tuple[object, ...]:
         """Name, role and labels: what makes two facts observations of the same thing."""
+        if not self.labels:
+            return (self.name, self.role)
         return (self.name, self.role, *sorted((key, str(value)) for key, value in self.labels.items()))
 
     def __copy__(self) -> Self:
@@ -66,8 +68,12 @@ class Evidence(Frozen):
 
     def get(self, name: str, **labels: Scalar) -> Fact | None:
         """The first observation of ``name`` whose labels include ``labels``; unlabelled observations come first when none are asked."""
-        found = [fact for fact in self.all(name) if all(fact.labels.get(key) == value for key, value in labels.items())]
-        return min(found, key=lambda fact: len(fact.labels), default=None)
+        found: Sequence[Fact] = self.all(name)
+        if labels:
+            found = [fact for fact in found if all(fact.labels.get(key) == value for key, value in labels.items())]
+        if len(found) < 2:
+            return found[0] if found else None
+        return min(found, key=lambda fact: len(fact.labels))
 
     def value(self, name: str, default: Value = None, **labels: Scalar) -> Value:
         fact = self.get(name, **labels)
@@ -99,7 +105,7 @@ class Evidence(Frozen):
         facts = (*(fact for fact in self.facts if fact.identity not in keep), *later.facts)
         names = {fact.name for fact in facts}
         missing = {item.name: item for item in (*self.missing, *later.missing) if item.name not in names}
-        return Evidence(
+        return Evidence.model_construct(  # of parts that were validated
             facts=facts,
             missing=tuple(missing.values()),
             unrecognised_lines=self.unrecognised_lines + later.unrecognised_lines,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from optimizer.model.base import Decibans, FiniteFloat, Frozen, Value
 
@@ -14,7 +14,18 @@ EngineName = Literal["any", "sglang", "vllm", "llamacpp"]
 
 # A ``when:`` tree of plain JSON: {all|any: [...]}, {not: {...}}, or a comparison such as {fact: NAME, ge: OPERAND}.
 # Operands are literals, {fact:}, {setting:}, {box:} or {times: k, fact: NAME}. Evaluated by core/predicate.py only.
-Predicate = dict[str, Any]
+class Tree(dict[str, Any]):
+    """A ``when:`` tree as it stands in a model, never changed. ``read``: what core/predicate.py found in it at its first use, since
+    every launch is held against the same trees."""
+
+    __slots__ = ("read",)
+    read: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Tree, (dict(self),))  # a copy is read anew
+
+
+Predicate = Annotated[dict[str, Any], AfterValidator(Tree)]
 
 
 class EvidenceRule(Frozen):
