@@ -23,7 +23,7 @@ from optimizer.cli import (
     shells,
     studying,
 )
-from optimizer.cli.base import Group
+from optimizer.cli.base import SHARED, Group, takes_shared
 from optimizer.errors import UsageError
 
 EPILOG = """
@@ -49,12 +49,9 @@ Then `optimize journal STUDY` tells what was done and why. All commands: optimiz
 @click.group(cls=Group, invoke_without_command=True, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="optimize")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; people's text goes to stderr.")
-@click.option("--runs", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"), show_default=True, envvar="OPTIMIZE_RUNS",
-              help="Folder of the studies.")  # fmt: skip
-@click.option("--knowledge", "knowledge_", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="OPTIMIZE_KNOWLEDGE",
-              help="Folder with playbooks/ and search_spaces/ (default: here, else the packaged ones).")  # fmt: skip
-@click.option("--store", metavar="URL", envvar="OPTIMIZE_STORE",
-              help="Keep journals and what studies taught in this PostgreSQL database, for teams: postgresql://user@host/database. Default: files under --runs.")  # fmt: skip
+@click.option("--runs", default=Path("runs"), show_default=True, envvar="OPTIMIZE_RUNS", **SHARED["runs"])
+@click.option("--knowledge", "knowledge_", envvar="OPTIMIZE_KNOWLEDGE", **SHARED["knowledge"])
+@click.option("--store", envvar="OPTIMIZE_STORE", **SHARED["store"])
 @click.pass_context
 def main(ctx: click.Context, as_json: bool, runs: Path, knowledge_: Path | None, store: str | None) -> None:
     """An autonomous performance engineer for LLM inference servers (SGLang, vLLM, llama.cpp).
@@ -77,4 +74,4 @@ for command in (
     boxes.doctor, boxes.stop, boxes.restore,
     knowledge.lint, serving.mcp,
 ):  # fmt: skip
-    main.add_command(command)
+    main.add_command(takes_shared(command))

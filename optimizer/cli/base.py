@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,9 +56,38 @@ def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
     return value
 
 
+# What holds for every command, and may stand before it or behind it; the last one counts.
+SHARED: dict[str, dict[str, Any]] = {
+    "runs": {"type": click.Path(path_type=Path, file_okay=False), "help": "Folder of the studies."},
+    "knowledge": {"type": click.Path(path_type=Path, exists=True, file_okay=False), "help": "Folder with playbooks/ and search_spaces/ (default: here, else the packaged ones)."},
+    "store": {"metavar": "URL", "help": "Keep journals and what studies taught in this PostgreSQL database, for teams: postgresql://user@host/database. Default: files under --runs."},
+}  # fmt: skip
+
+
+def _shared(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    if value is not None and parameter.name is not None:
+        ctx.ensure_object(dict)[parameter.name] = value
+        ctx.find_root().params[parameter.name] = value  # where the completion of names looks
+    return value
+
+
+def takes_shared(command: click.Command) -> click.Command:
+    """The command, which takes the shared options behind its name as well. They are listed once, by ``optimize --help``."""
+    for name, told in SHARED.items():
+        command.params.append(click.Option([f"--{name}"], **told, expose_value=False, is_eager=True, hidden=True, callback=_shared))
+    command.epilog = command.epilog or "--runs, --knowledge and --store (see `optimize --help`) may stand here or before the command."
+    return command
+
+
 def columns() -> int | None:
     """Of the terminal that a command prints to; None where it prints to a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def writable(path: Path | None, why: str = UsageError.matters) -> None:
+    """Raises UsageError before any work is done where the file could not be written; folders are not made, as a typing error would make one."""
+    if path is not None and not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: there is no such folder, or it is closed to this user.", why=why, hint="Name a file in a folder that is there and can be written.")
 
 
 def json_option(command: Any) -> Any:

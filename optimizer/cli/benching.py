@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json, writable
 from optimizer.cli.completing import box_names, engine_names
 from optimizer.errors import Interrupted, UsageError
 
@@ -68,8 +67,7 @@ def bench(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     if plot_file is not None and plot_file.suffix.lower() not in (".svg", ".html"):
         raise UsageError(f"The plot {plot_file.name} must end in .svg or .html.")
     for path in (values["csv_file"], plot_file, values["out"], *(path for _, path in values["exports"])):
-        if path is not None and not os.access(path.parent, os.W_OK):
-            raise UsageError(f"{path} cannot be written: there is no such folder, or it is closed to this user.", why="The result would be lost, so nothing was measured.", hint="Name a file in a folder that is there and can be written.")
+        writable(path, "The result would be lost, so nothing was measured.")
     if any(name == "aiperf" for name, _ in values["exports"]) and (values["knee"] or "," in f"{values['concurrency']}{values['rate']}"):
         raise UsageError("A result file of aiperf holds one load.", hint="Give one --concurrency or --rate, or another form.")
     if values["against"] and values["knee"]:

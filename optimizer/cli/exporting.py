@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json, writable
 from optimizer.cli.completing import study_names
 
 
@@ -36,6 +36,7 @@ def copy(ctx: click.Context, study: str, file: Path | None, name: str | None, as
     """Copy STUDY into FILE, one SQLite file; without FILE, from this machine into the --store."""
     from optimizer.wiring.copying import copy_study
 
+    writable(file)
     found = copy_study(study, roots_of(ctx), file, name)
     if wants_json(ctx, as_json):
         print_json(found)

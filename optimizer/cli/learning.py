@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json, writable
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -22,6 +22,7 @@ def learned(ctx: click.Context, export: Path | None, merge: Path | None, switch:
     """Show how predictions fared in earlier studies, by cause, engine and class of box."""
     from optimizer.wiring.learning import learned_document
 
+    writable(export)
     found = learned_document(export=export, merge=merge, switch=switch, clear=clear, database=roots_of(ctx).store)
     if wants_json(ctx, as_json):
         print_json(found)

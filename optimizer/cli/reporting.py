@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json
+from optimizer.cli.base import json_option, print_json, roots_of, say, wants_json, writable
 from optimizer.cli.completing import study_names
 
 
@@ -23,18 +23,18 @@ def report(ctx: click.Context, study: str, form: str, output: Path | None, as_js
 
     roots = roots_of(ctx)
     place = roots.named(study)
+    path = output or roots.folder(place) / f"report.{form}"
+    if str(path) != "-":
+        writable(path)
     text = report_of(place, form)
-    if output is not None and str(output) == "-":
+    if str(path) == "-":
         say(text, nl=not text.endswith("\n"))
         return
-    path = output or roots.folder(place) / f"report.{form}"
     path.write_text(text, encoding="utf-8")
     if wants_json(ctx, as_json):
         print_json({"study": study, "format": form, "path": str(path), "bytes": len(text.encode())})
     else:
         say(f"Written: {path} ({len(text.encode()) / 1024:.0f} KiB)")
-
-
 
 
 @click.command()
