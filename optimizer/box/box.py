@@ -212,8 +212,12 @@ class Box:
             return None
         return Holder(
             study=held["study"], coordinator_name=held.get("coordinator_name", "?"), since_unix_s=held["since_unix_s"],
-            gone=result["gone"],
+            gone=result["gone"], elsewhere=result["elsewhere"], coordinator_alive=result["coordinator_alive"],
         )  # fmt: skip
+
+    async def left_by(self, study: str) -> bool:
+        """Whether a study of this name has files on the box: launches, a guard, the record of an original."""
+        return bool((await self._call("holder", 20, patience_s=900, study=study))["left"])
 
     # --- holding the box ---
 
@@ -245,7 +249,8 @@ class Box:
         return GuardInfo.model_validate(result["guard"])
 
     async def heartbeat(self, study: str, beat: int) -> bool:
-        """Tells the guard that we live: ``beat`` must differ from the last one. False once the guard has fired."""
+        """Tells the guard that we live: ``beat`` must differ from the last one. False once the guard has fired. Raises
+        ShimRefused("restarted") where something on the box has started the original again; the guard has heard us all the same."""
         return not (await self._call("heartbeat", 20, study=study, beat=beat))["fired"]
 
     async def guard_status(self, study: str) -> GuardStatus:

@@ -289,12 +289,15 @@ class JobResult(Frozen):
 
 
 class Holder(Frozen):
-    """Who holds the box. ``gone``: proven to be gone, so that another study may take over."""
+    """Who holds the box. ``gone``: proven to be gone, so that another study may take over. ``elsewhere``: the machine or container
+    where it is at work, if that only shares its home directory with this box. ``coordinator_alive``: None where nobody here can tell."""
 
     study: str
     coordinator_name: str
     since_unix_s: FiniteFloat
     gone: bool
+    elsewhere: str | None = None
+    coordinator_alive: bool | None = None
 
 
 class Cleaned(Frozen):

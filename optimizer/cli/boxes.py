@@ -44,7 +44,8 @@ def stop(ctx: click.Context, study: str, as_json: bool) -> None:
         finally:
             (folder / "stop").unlink(missing_ok=True)
         message = {**result_of(state, plan_), "asked": False}
-        text = f"Study {study} had ended before: {message['ending']}. Nothing was done." if ended else f"Study {study} is closed: {message['ending']}."
+        left = f" If its box is not as it was: optimize restore --host {state.spec.host.name}" if state.spec and message["ending"] == "needs_operator" else ""
+        text = f"Study {study} had ended before: {message['ending']}. Nothing was done.{left}" if ended else f"Study {study} is closed: {message['ending']}."
     if wants_json(ctx, as_json):
         print_json(message)
     else:

@@ -114,7 +114,12 @@ async def _holder(box: Box, spec: StudySpec) -> Finding:
     holder = await box.holder()
     if holder is None:
         return Finding(check="lock", level="ok", said="No study holds the box.")
-    gone = "gone" if holder.gone else "alive"
+    if holder.elsewhere is not None:
+        return Finding(check="lock", level="problem", said=f"Study {holder.study} is at work on {holder.elsewhere}, whose home directory this box shares.",
+                       why="What each of them writes there is about processes that the other cannot see.",
+                       do="Wait for it, enter its container with --inside, or give one of them another HOME.")  # fmt: skip
+    alive = "gone, what it started is not" if holder.coordinator_alive is False else "alive" if holder.coordinator_alive else "alive or its guard is"
+    gone = "gone" if holder.gone else alive
     return Finding(check="lock", level="warning" if holder.gone else "problem",
                    said=f"Study {holder.study} holds the box since {time.strftime('%Y-%m-%d %H:%M', time.gmtime(holder.since_unix_s))} UTC; "
                    f"its coordinator on {holder.coordinator_name} is {gone}.",

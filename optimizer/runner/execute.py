@@ -71,6 +71,8 @@ class LiveExecutor:
         self.session = Session()
         self.progress = progress or (lambda text: None)
         self.guard_lost: Callable[[str], None] = lambda why: None
+        self.box_unfit: Callable[[str], None] = lambda why: None  # nothing can be measured there before a person has done something
+        self._disk_full = 0  # launches in a row that failed for want of room
         self._heart: asyncio.Task[None] | None = None
         self._hurried = False
         self._rejoin_epoch: int | None = None  # a box that a dead predecessor secured, not yet ours again
@@ -309,6 +311,10 @@ class LiveExecutor:
                 if not await self.box.heartbeat(self.spec.study, beat):
                     self.guard_lost("The guard on the box has fired: it restored the original server.")
                     return
+            except ShimRefused as refused:
+                if refused.kind == "restarted":
+                    self.box_unfit(refused.message)
+                    return
             except (LinkLost, BoxError):
                 pass  # the next beat tries again; if none arrives, the guard does what it is there for
             beat += 1
@@ -353,8 +359,13 @@ class LiveExecutor:
         except PortTaken as taken:
             return Effect(Failed(cause="port_busy", message=taken.message, retryable=True, body={"spawned": False}))
         except ShimRefused as refused:
-            cause: Cause = "disk_full" if refused.kind == "disk_full" else "refused_by_box"
-            return Effect(Failed(cause=cause, message=str(refused), body={"spawned": False}))
+            if refused.kind == "restarted":
+                self.box_unfit(refused.message)
+            full = refused.kind == "disk_full"
+            if full:
+                self._no_room(refused.message)
+            cause: Cause = "disk_full" if full else "refused_by_box"
+            return Effect(Failed(cause=cause, message=str(refused), retryable=full, body={"spawned": False}))
         body: dict[str, Any] = {"pid": launched.pid, "start_time": launched.start_time, "log": launched.log, "port": port, "argv": list(command.argv),
                 "env": command.env}  # fmt: skip
         if members:
@@ -409,6 +420,7 @@ class LiveExecutor:
                     return Effect(Failed(cause=cause, message=why), {"server.log": log, **logs})
                 await asyncio.sleep(pause_s)
             ready_s = round((time.monotonic() - began) * scale, 1)
+        self._disk_full = 0
         # Health is answered to anybody; what proves who answers may ask for the key of this launch.
         served = self._served(step.launch)
         async with Endpoint(ready.base_url, api_key=await self.box.learn_key(port, served.leading.port)) as endpoint:
@@ -524,9 +536,17 @@ class LiveExecutor:
         restored = await self.box.restore_original(self.spec.study)
         return Effect(Done(body={"pid": restored.pid, "log": restored.log, "by_guard": restored.by_guard}))
 
+    def _no_room(self, why: str) -> None:
+        """A full disk says nothing about settings: one launch may have met it by chance, the second in a row has not."""
+        self._disk_full += 1
+        if self._disk_full > 1:
+            self.box_unfit(f"{why} Two launches in a row had no room on the disk of {self.spec.host.name}, whatever their settings.")
+
     def _exit_of(self, log: bytes, code: int | None, fallback: Cause, *, signal: int | None = None) -> Failed:
         """Why a launch ended, from its last lines."""
         cause, message, line = exit_class(log[-(1 << 20) :], code if code is not None else (-signal if signal else None))
+        if cause == "disk_full":
+            self._no_room(message or "A server found no room on the disk.")
         where = f" (log line {line} from the end part)" if line else ""
         infrastructure = cause in ("port_busy", "disk_full")
         return Failed(cause=cause or fallback, message=(message or f"The server ended with code {code}.") + where, retryable=infrastructure)

@@ -27,7 +27,15 @@ from optimizer.core.plan import Plan
 from optimizer.core.prior import extended
 from optimizer.core.state import State, fold
 from optimizer.engines.registry import engine
-from optimizer.errors import BoxError, JournalError, KnowledgeChanged, KnowledgeError, OptimizerError, UsageError
+from optimizer.errors import (
+    BoxError,
+    JournalError,
+    KnowledgeChanged,
+    KnowledgeError,
+    NeedsOperator,
+    OptimizerError,
+    UsageError,
+)
 from optimizer.journal import Holder, Journal, Place
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.load import find_knowledge, read_files
@@ -351,11 +359,18 @@ async def _free_box(stack: AsyncExitStack, spec: StudySpec, folder: Path) -> Box
     """The box, before there is a study: nobody else holds it, and its server may be stopped. Raises BoxLocked, UsageError."""
     box = await stack.enter_async_context(opened_box(spec, folder))
     holder = await box.holder() if spec.host.kind != "sim" else None
-    if holder is not None and not holder.gone and holder.study != spec.study:
+    if holder is not None and not holder.gone:
+        where = f", at work on {holder.elsewhere}, which shares this home directory" if holder.elsewhere else ""
+        restore = f" If it is lost: optimize restore --host {spec.host.name}"
         raise BoxLocked(
-            f"{spec.host.name} is held by study {holder.study} (coordinator {holder.coordinator_name}).",
+            f"{spec.host.name} is held by study {holder.study} (coordinator {holder.coordinator_name}){where}.",
             why="Two on one box would measure each other, so nothing was changed.",
-            hint=f"Wait for it, or end it where it was started: optimize stop {holder.study}. If it is lost: optimize restore --host {spec.host.name}",
+            hint=f"Wait for it, or end it where it was started: optimize stop {holder.study}." + ("" if where else restore),
+        )
+    if spec.host.kind != "sim" and await box.left_by(spec.study):
+        raise UsageError(
+            f"{spec.host.name} still has files of an earlier study {spec.study!r}, whose launches would be taken for those of the new one.",
+            hint=f"Choose another name (--study). If the earlier one holds the box: optimize restore --host {spec.host.name}",
         )
     await _check_consent(box, spec)
     return box
@@ -406,6 +421,7 @@ async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: P
     """To the end of the study; signals have to be routed to ``stop`` already."""
     stop.on_hurry = executor.hurry
     executor.guard_lost = lambda why: stop.ask(why, "guard_fired")
+    executor.box_unfit = lambda why: stop.ask(why, "needs_operator")
     log.configure(level="error", log_file=folder / "log.jsonl", redactor=journal.redactor)
     stop_file = folder / "stop"
     try:
@@ -614,7 +630,19 @@ async def restore_host(name: str, inside: str | None = None) -> dict[str, Any]:
         holder = await box.holder()
         if holder is None:
             return {"host": name, "restored": False, "text": f"No study holds {name}; nothing was changed."}
-        await box.sweep(holder.study, keep_guard=True)
+        if holder.elsewhere is not None:
+            raise BoxLocked(
+                f"Study {holder.study} is at work on {holder.elsewhere}, whose home directory {name} shares.",
+                why="Its processes cannot be seen from here, so nothing was changed.",
+                hint=f"Restore it there, or with --inside. If that place is gone for good, remove ~/.optimizer on {name} by hand.",
+            )
+        swept = await box.sweep(holder.study, keep_guard=True)
+        if swept.remaining:
+            raise NeedsOperator(
+                f"Processes of study {holder.study} on {name} do not end: {', '.join(map(str, swept.remaining))}.",
+                why="Beside them the original server would find no memory or port, so it was not started.",
+                hint=f"See what holds them there (ps -o pid,stat,wchan,cmd -p {swept.remaining[0]}), then: optimize restore --host {name}",
+            )
         restored = await box.restore_original(holder.study)
         await box.disarm(holder.study)
         await box.cleanup(holder.study)

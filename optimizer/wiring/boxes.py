@@ -160,7 +160,8 @@ def _remember(executors: dict[str, Executor], entries: Sequence[Entry], journal:
 async def _drive(journal: Journal, executors: dict[str, Executor], plan: Plan, folder: Path, watch: Watch | None, stop: BoxesStop) -> State:
     live = {name: executor for name, executor in executors.items() if isinstance(executor, LiveExecutor)}
     for name, executor in live.items():
-        executor.guard_lost = _fired(stop, name)
+        executor.guard_lost = _lost(stop, name, "guard_fired")
+        executor.box_unfit = _lost(stop, name, "needs_operator")
 
     async def hurry() -> None:
         await asyncio.gather(*(executor.hurry() for executor in live.values()))
@@ -180,8 +181,8 @@ async def _drive(journal: Journal, executors: dict[str, Executor], plan: Plan, f
     return state
 
 
-def _fired(stop: BoxesStop, name: str) -> Said:
-    return lambda why: stop.ask_box(name, why)
+def _lost(stop: BoxesStop, name: str, ending: str) -> Said:
+    return lambda why: stop.ask_box(name, why, ending)
 
 
 def _telling(executors: dict[str, Executor], state: State) -> LiveExecutor:

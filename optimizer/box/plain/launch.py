@@ -178,11 +178,14 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
     folder, study, key = Folder(request["root"]), request["study"], request["key"]
     identifier = "%s:%s" % (study, key)
     claim = folder.claim(study, key)
+    from optimizer.box.plain import original  # it needs this module
+
     with store.Lock(folder, request["lock_wait_s"]):
         if os.path.isdir(claim):
             return dict(_state(folder, identifier), launched=False)
         refuse_fenced(folder, study, int(request["epoch"]))
         store.refuse_others(folder, study)
+        original.refuse_restarted(folder, study)
         members = request.get("members") or []
         starts = [_start_of(one, folder, study, identifier) for one in members or [request]]
         for port in request["ports"]:

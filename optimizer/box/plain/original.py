@@ -225,6 +225,25 @@ def _running_already(record: dict[str, Any]) -> procfs.Process | None:
     return processes[min(tops)] if tops else None
 
 
+def refuse_restarted(folder: Folder, study: str) -> None:
+    """Raises Refused("restarted") when the original's command line runs again although neither we nor its owner's own supervisor that
+    we tell has started it: a loop around it, say. A launch beside it would be measured in its company, or find no memory."""
+    home = folder.study(study)
+    record = store.read_record(os.path.join(home, "original.json"))
+    guard = launch.guard_identity(folder, study)
+    fenced = store.read_record(os.path.join(home, "fenced.json"))
+    if record is None or guard is None or (fenced is not None and int(fenced["epoch"]) >= int(guard["epoch"])):
+        return  # nothing to compare with, or the guard is just bringing it back
+    for part in [*(record.get("before") or []), record]:
+        one = _running_already(part)
+        if one is None or (one.pid, one.start_time) == (part["pid"], part["start_time"]) or procfs.launch_id(one.pid, folder.root):
+            continue
+        above = procfs.text(b" ".join(procfs.argv(one.ppid))[:80])
+        raise Refused("restarted", "The original server was stopped, and process %d runs its command line again: process %d (%s) above it "
+                      "starts it anew. Beside it nothing can be measured. It is left alone; stop what restarts it, then start again."
+                      % (one.pid, one.ppid, above or "unknown"), pid=one.pid)  # fmt: skip
+
+
 def _comparable(words: list[str]) -> list[str]:
     return [redact.without_numbers(word) for word in redact.hide_arguments(words)[0]]
 

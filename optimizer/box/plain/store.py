@@ -251,15 +251,52 @@ def cleanup(request: dict[str, Any]) -> dict[str, Any]:
 # --- who holds the box -----------------------------------------------------------------------------------------------
 
 
+def _place() -> dict[str, str]:
+    """What tells this box from another one, or from a container of it, that has the same home directory."""
+    return {"hostname": os.uname().nodename, "pid_namespace": procfs.text(procfs.link("/proc/self/ns/pid") or b"")}
+
+
+def _elsewhere(folder: Folder, holder: dict[str, Any]) -> str | None:
+    """Where the study that holds this folder is at work, if that is not here: a home directory can be shared by machines, and by a
+    machine and its containers. What it wrote is about processes of that place, and says nothing about ours."""
+    here, name = _place(), holder.get("hostname")
+    if name is None:  # of an older version
+        return None
+    if name != here["hostname"]:
+        return str(name)
+    study = str(holder.get("study", ""))
+    if holder.get("pid_namespace") != here["pid_namespace"] and study and procfs.family(study, folder.root):
+        return "%s, in another container" % name
+    return None
+
+
+def refuse_elsewhere(folder: Folder, holder: dict[str, Any] | None) -> None:
+    """Nothing is done to a study from a place that cannot see its processes."""
+    place = _elsewhere(folder, holder) if holder is not None else None
+    if holder is not None and place is not None:
+        raise Refused("box_locked", "Study %s (coordinator %s) is at work on %s, whose home directory this one shares: what it left in %s is "
+                      "about processes that cannot be seen from here. Use one of them at a time, enter its container with --inside, or "
+                      "give one another HOME. If that machine is gone for good, remove %s by hand."
+                      % (holder.get("study"), holder.get("coordinator_name"), place, folder.root, folder.root), holder=holder)  # fmt: skip
+
+
+def _coordinator_alive(holder: dict[str, Any]) -> bool | None:
+    """None where it is on another machine."""
+    if holder.get("coordinator_boot_id") != procfs.boot_id() or not holder.get("coordinator_pid"):
+        return None
+    return procfs.same(int(holder["coordinator_pid"]), int(holder["coordinator_start_time"]))
+
+
 def _gone(folder: Folder, holder: dict[str, Any], patience_s: float) -> bool:
     """True only with proof that the holder's coordinator is gone and that nothing of its study lives."""
     study = str(holder.get("study", ""))
-    if not study or _living(folder, study):
+    if not study or _elsewhere(folder, holder) or _living(folder, study):
         return False  # the guard counts too
     if holder.get("boot_id") != procfs.boot_id():
         return True
-    if holder.get("coordinator_boot_id") == procfs.boot_id() and holder.get("coordinator_pid"):
-        return not procfs.same(int(holder["coordinator_pid"]), int(holder["coordinator_start_time"]))
+    alive = _coordinator_alive(holder)
+    if alive is not None:
+        return not alive
     beats = [os.path.join(folder.study(study), "heartbeat"), os.path.join(folder.root, "box.lock", "holder.json")]
     last = max((os.stat(path).st_mtime for path in beats if os.path.exists(path)), default=0.0)
     return time.time() - last > patience_s
@@ -269,12 +306,13 @@ def lock_box(request: dict[str, Any]) -> dict[str, Any]:
     """Takes ``box.lock`` for a study. The same study and coordinator may take it again (resume)."""
     folder, study = Folder(request["root"]), checked(request["study"], "study id")
     path = os.path.join(folder.root, "box.lock")
-    record = {"study": study, "boot_id": procfs.boot_id(), "since_unix_s": time.time()}
+    record: dict[str, Any] = dict(_place(), study=study, boot_id=procfs.boot_id(), since_unix_s=time.time())
     record.update({key: value for key, value in request["coordinator"].items() if key.startswith("coordinator_")})
     with Lock(folder, request["lock_wait_s"]):
         holder = read_record(os.path.join(path, "holder.json"))
         taken_over = None
         if holder is not None:
+            refuse_elsewhere(folder, holder)
             machines = {one["coordinator_machine"] for one in (holder, record) if one.get("coordinator_machine")}
             same_one = holder.get("study") == study and holder.get("coordinator_name") == record.get("coordinator_name") and len(machines) < 2
             alive = (
@@ -323,14 +361,24 @@ def unlock_box(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def box_holder(request: dict[str, Any]) -> dict[str, Any]:
-    """Who holds the box now, and whether anything of that study still lives."""
+    """Who holds the box now, and whether anything of that study still lives. ``study``: whether that one has files here (``left``)."""
     folder = Folder(request["root"])
     holder = read_record(os.path.join(folder.root, "box.lock", "holder.json"))
-    return {"holder": holder, "gone": holder is not None and _gone(folder, holder, float(request["patience_s"]))}
+    paths = []
+    if request.get("study"):
+        study = checked(request["study"], "study id")
+        paths = [folder.study(study), os.path.join(folder.root, "runs", study)]
+    return {
+        "holder": holder,
+        "gone": holder is not None and _gone(folder, holder, float(request["patience_s"])),
+        "elsewhere": _elsewhere(folder, holder) if holder is not None else None,
+        "coordinator_alive": _coordinator_alive(holder) if holder is not None else None,
+        "left": any(os.path.isdir(path) for path in paths),
+    }
 
 
 def heartbeat(request: dict[str, Any]) -> dict[str, Any]:
-    """Writes the coordinator's counter; the guard watches it change."""
+    """Writes the coordinator's counter; the guard watches it change. Tells also when something has started the original again."""
     folder = Folder(request["root"])
     path = os.path.join(folder.study(request["study"]), "heartbeat")
     if not os.path.isdir(os.path.dirname(path)):
@@ -339,6 +387,10 @@ def heartbeat(request: dict[str, Any]) -> dict[str, Any]:
         )
     write_record(path, {"beat": int(request["beat"])})
     fired = read_record(os.path.join(folder.study(request["study"]), "fired.json"))
+    if fired is None:
+        from optimizer.box.plain import original  # it needs this module
+
+        original.refuse_restarted(folder, request["study"])
     return {"fired": fired is not None}
 
 

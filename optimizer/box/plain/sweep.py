@@ -202,7 +202,7 @@ def stop_original(request: dict[str, Any]) -> dict[str, Any]:
         if request["boot_id"] != procfs.boot_id():
             return {"stopped": [], "remaining": []}
         if not any(procfs.same(int(part["pid"]), int(part["start_time"])) for part in parts):
-            _refuse_restarted(ports)  # an earlier attempt stopped it, and its supervisor may have started it again
+            _refuse_restarted(ports, folder, study)  # an earlier attempt stopped it, and its supervisor may have started it again
             return {"stopped": [], "remaining": []}
         stopped: set[int] = set()
         left: set[int] = set()
@@ -211,7 +211,7 @@ def stop_original(request: dict[str, Any]) -> dict[str, Any]:
             stopped.update(swept)
             left.update(remaining)
         _settle_gpu(float(request["gpu_wait_s"]))
-        _refuse_restarted(ports)
+        _refuse_restarted(ports, folder, study)
         return {"stopped": sorted(stopped), "remaining": sorted(left)}
 
 
@@ -259,9 +259,12 @@ def _settle_gpu(wait_s: float) -> None:
         last = now
 
 
-def _refuse_restarted(ports: list[int]) -> None:
+def _refuse_restarted(ports: list[int], folder: Folder, study: str) -> None:
+    from optimizer.box.plain import original  # it needs this module
+
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
+        original.refuse_restarted(folder, study)
         for port in ports:
             if procfs.listeners(port):
                 raise Refused("restarted", "The original server was stopped, and something on the box started a server on port "

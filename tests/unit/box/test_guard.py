@@ -279,6 +279,27 @@ async def test_a_supervisor_that_restarts_the_original_is_noticed_at_every_attem
     assert again.poll() is None
 
 
+@pytest.mark.fault("G1")
+async def test_a_loop_that_starts_the_original_again_is_noticed_before_it_listens(
+    box: Box, original: Original, server: Server, spawn: Callable
+) -> None:
+    """A real server loads for minutes: by then a candidate would be measured beside it, or find no memory."""
+    seen = await original.find(box)
+    await box.secure("s1", seen, **QUICK)
+    assert await box.heartbeat("s1", 1)
+    await box.stop_original("s1", seen, term_s=2)
+    assert await box.heartbeat("s1", 2)
+    again = spawn(original.argv, stdout=-3, cwd="/")
+    for attempt in (
+        lambda: box.heartbeat("s1", 3), lambda: box.launch("s1", "1", server(0), base="guard"), lambda: box.stop_original("s1", seen, term_s=2),
+    ):  # fmt: skip
+        with pytest.raises(ShimRefused, match=f"process {again.pid} runs its command line again.*left alone") as caught:
+            await attempt()
+        assert caught.value.kind == "restarted" and API_KEY not in str(caught.value)
+    assert again.poll() is None
+    assert (await box.restore_original("s1", timeout_s=30)).pid == again.pid
+
+
 def box_listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

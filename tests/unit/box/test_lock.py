@@ -152,3 +152,34 @@ async def test_studies_do_not_touch_each_other(make_box: Callable[..., Box], ser
     await box.sweep("s1", term_s=1)
     await box.cleanup("s1")
     assert (await box.state("s2", "1")).alive
+
+
+async def test_a_home_that_machines_share_is_held_by_one_of_them(box: Box, home: Path) -> None:
+    """Its records name processes of the other machine, whose numbers mean others here."""
+    await box.lock("mine")
+    path = home / ".optimizer/box.lock/holder.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hostname": "node-7", "boot_id": "of node-7"}))
+    for study in ("mine", "other"):
+        with pytest.raises(BoxLocked, match="at work on node-7, whose home directory this one shares"):
+            await box.lock(study)
+    holder = await box.holder(patience_s=0)
+    assert holder is not None and holder.elsewhere == "node-7" and not holder.gone
+
+
+async def test_a_study_inside_a_container_is_not_touched_from_outside(box: Box, home: Path, server: Server) -> None:
+    await box.lock("mine")
+    launched = await box.launch("mine", "1", server(0))
+    path = home / ".optimizer/box.lock/holder.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pid_namespace": "pid:[1]"}))
+    with pytest.raises(BoxLocked, match="in another container"):
+        await box.lock("mine")
+    assert alive(launched.pid)
+
+
+async def test_what_an_earlier_study_of_the_name_left_is_seen(box: Box) -> None:
+    assert not await box.left_by("mine")
+    await box.secure("mine", None, poll_s=0.1)
+    assert await box.left_by("mine") and not await box.left_by("min")
+    await box.disarm("mine")
+    await box.cleanup("mine")
+    assert not await box.left_by("mine")
