@@ -10,14 +10,13 @@ from typing import Any
 from optimizer.bench.workload import declared_cached_share, job_prompts, offered
 from optimizer.errors import OptimizerError, UsageError
 from optimizer.model.evidence import Fact
-from optimizer.model.measurement import Invalidity, LoadPoint, ValidityCode
+from optimizer.model.measurement import STOPPED_EARLY, Invalidity, LoadPoint, ValidityCode
 from optimizer.model.target import percentile_of
 from optimizer.model.workload import Workload
 from optimizer.stats import saturation, steady, tail
 
 # Fewer events with text than this give a rate with a counting error of its own above 20 %.
 MIN_CHUNKS = 25
-STOPPED_EARLY = "the first windows decided: stopped after"
 HELD_BACK_TOKENS = 32  # of one piece; stream intervals and draft lengths stay below
 OUTPUT_TOLERANCE = 0.01
 MORE_THAN_ASKED = 2  # tokens: an end-of-text token that is counted, a draft that ends with it

@@ -52,6 +52,9 @@ ADVICE: dict[ValidityCode, str] = {
 }
 
 
+STOPPED_EARLY = "the first windows decided: stopped after"  # how the note begins of a load point that its first windows ended
+
+
 class Invalidity(Frozen):
     code: ValidityCode
     detail: str

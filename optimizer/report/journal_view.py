@@ -15,6 +15,7 @@ from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.target import unit_of
 from optimizer.report.asking_view import facts_text
 from optimizer.report.prose import sentence
+from optimizer.report.search_view import search_story
 from optimizer.report.setting_view import setting_text
 
 # What a reader of the story can do without: the effect's announcement where its outcome says the same.
@@ -172,6 +173,11 @@ def journal_document(folder: Place, *, why: int | str | None = None, hypothesis:
         return {"study": folder.name, "why": why, "text": why_text(entries, why)}
     wanted = _concerning(entries, hypothesis)
     return {"study": folder.name, "entries": [entry_row(entry) for entry in entries if entry.seq in wanted]}
+
+
+def search_document(folder: Place) -> dict[str, Any]:
+    """How the study's search went, for people and programs."""
+    return search_story(_entries(folder), folder.name)
 
 
 def entry_row(entry: Entry) -> dict[str, Any]:

@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optimizer.model.entry import Entry
+from optimizer.model.measurement import STOPPED_EARLY
 from optimizer.model.target import unit_of
 from optimizer.model.verdict import given_up
 from optimizer.report.status import status_text
+
+_NAMED = 6  # parameters, and reasons, that a sentence names
 
 
 def sentence(entry: Entry) -> str:
@@ -87,7 +90,9 @@ def _intent(body: Mapping[str, Any]) -> str:
             return f"Waiting until launch {step['launch']} is ready and proven to be ours."
         case "measure":
             levels = ", ".join(f"c={level['concurrency']} for {level['window_s']:g} s" for level in step["levels"])
-            return f"Measuring launch {step['launch']} ({step['purpose']}): {levels}."
+            limit = step.get("stop_below")
+            ends = f" Its first windows end it below {number(limit)} tok/s." if limit is not None else ""
+            return f"Measuring launch {step['launch']} ({step['purpose']}): {levels}.{ends}"
         case "check":
             return (
                 f"Testing without a relaunch ({step['test'].replace('_', ' ')}, about {60 * step['minutes']:.0f} s) for {step['hypothesis']}: "
@@ -147,7 +152,9 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
             points = body["measurement"]["points"]
             levels = "; ".join(_point(point) for point in points)
             invalid = [f"{item['code']}: {item['detail']}" for item in points[0].get("invalid", [])] if points else []
-            return f"Measured {levels}." + (f" INVALID, not used: {'; '.join(invalid)}." if invalid else "")
+            early = next((str(note) for point in points[:1] for note in point.get("notes", ()) if str(note).startswith(STOPPED_EARLY)), "")
+            stopped = f" {early[:1].upper()}{early[1:]}; its side loads were left out." if early else ""
+            return f"Measured {levels}.{stopped}" + (f" INVALID, not used: {'; '.join(invalid)}." if invalid else "")
         case "check":
             return f"Test {body['test'].replace('_', ' ')}: {body['text']}"
         case "propose":
@@ -224,8 +231,22 @@ def _chosen(body: Mapping[str, Any]) -> str:
     predicted = f", predicted ×{ratio[0]:.2f} to ×{ratio[1]:.2f}" if ratio else ""
     together = "".join(f" Together with {item['hypothesis']} ({item['claim']})" for item in body.get("companions", []))
     together += "".join(f" It also cures {item['hypothesis']} ({item['claim']})" for item in body.get("cures", []))
-    out = f" Not searched in it: {', '.join(sorted(body['left_out']))} (the entry has the reasons)." if body.get("left_out") else ""
+    out = f" Not searched in it: {_left_out(body['left_out'])}." if body.get("left_out") else ""
     return f"Chosen: {body['hypothesis']} ({body.get('claim', '')}){together} Try {what}{predicted}.{out}"
+
+
+def _left_out(left_out: Mapping[str, Any]) -> str:
+    """Parameters by the reason why they are not searched, what evidence ruled out first; of many reasons the first."""
+    rows = [f"{', '.join(names[:_NAMED])}{f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''} ({why.rstrip('.')})" for why, names in by_reason(left_out)]
+    return "; ".join(rows[:_NAMED]) + (f"; and for {len(rows) - _NAMED} other reasons, which the entry has" if len(rows) > _NAMED else "")
+
+
+def by_reason(left_out: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """(reason, its parameters), what evidence ruled out first."""
+    found: dict[str, list[str]] = {}
+    for name, why in sorted(left_out.items()):
+        found.setdefault(str(why), []).append(name)
+    return sorted(found.items(), key=lambda item: (not item[0].startswith("ruled out"), item[1]))
 
 
 def _refused(body: Mapping[str, Any]) -> str:

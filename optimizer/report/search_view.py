@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.measurement import STOPPED_EARLY
 from optimizer.model.space import ARM
-from optimizer.report.prose import changes_text, number
+from optimizer.report.prose import by_reason, changes_text
 
 _TITLES = {
     "started_from": "What the search started from",
@@ -73,7 +74,8 @@ def _started(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
                 count = len(study.get("arms", ()))
                 yield _row(entry, f"launches of an earlier study that ran before this one were pinned: {study['name']}, {count} setting{'s' * (count != 1)}")
             for record in spec.get("prior_art", ()):
-                yield _row(entry, f"known-good settings were pinned: {record['name']} ({record['kind']}): {changes_text({name: record['settings'][name] for name in record['chosen']} or record['settings'])}")
+                settings = {name: record["settings"].get(name) for name in record["chosen"]} or record["settings"]
+                yield _row(entry, f"known-good settings of {record['name']} ({record['kind']}) were pinned: {changes_text(settings)}")
         elif entry.kind == EntryKind.CHOSEN and body["hypothesis"] == PRIOR_ART:
             yield _row(entry, f"prior art was tried: {changes_text(body['changes'] or {})}")
         elif entry.kind == EntryKind.CHOSEN and body.get("changes") and body["hypothesis"] != ARM:
@@ -92,7 +94,7 @@ def _asked(step: Mapping[str, Any]) -> str:
     parts += [f"{refused} that rules refused before a launch"] * bool(refused)
     parts += [f"{len(step.get('pending', ()))} that other boxes were measuring"] * bool(step.get("pending"))
     first = f"; what did best in earlier studies came first: {'; '.join(changes_text(point) for point in step['try_first'])}" if step.get("try_first") else ""
-    return f"the sampler of {step['space']} was asked ({step.get('sampler', 'tpe')}), knowing {', '.join(parts)}{first}"
+    return f"the sampler of {step['space']} was asked ({'tpe, for the front' if step.get('tradeoff') else step.get('sampler', 'tpe')}), knowing {', '.join(parts)}{first}"
 
 
 # ---- which parameters left a space ----------------------------------------------------------------------------------
@@ -116,14 +118,6 @@ def _left(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
                        "params": list(answer["unimportant"]), "space": None, "by": "importance"}  # fmt: skip
             for why in sorted({str(item["why"]) for item in answer.get("left_out", ()) if item.get("note")}):
                 yield {**_row(entry, f"launches of an earlier study had no place in today's space: {why}"), "params": [], "space": None, "by": "another space"}
-
-
-def by_reason(left_out: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    """(reason, its parameters), what evidence ruled out first."""
-    found: dict[str, list[str]] = {}
-    for name, why in sorted(left_out.items()):
-        found.setdefault(str(why), []).append(name)
-    return sorted(found.items(), key=lambda item: (not item[0].startswith("ruled out"), item[1]))
 
 
 def _named(names: Sequence[str]) -> str:
@@ -163,7 +157,7 @@ def _stopped(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
 
 def stopped_note(point: Mapping[str, Any]) -> str:
     """What a load point says of having been ended by its first windows; empty where it was not."""
-    return next((str(note) for note in point.get("notes", ()) if str(note).startswith("the first windows decided")), "")
+    return next((str(note) for note in point.get("notes", ()) if str(note).startswith(STOPPED_EARLY)), "")
 
 
 # ---- what became of the boxes ---------------------------------------------------------------------------------------
@@ -194,9 +188,3 @@ def _done(entry: Entry, step: str) -> bool:
 
 def _row(entry: Entry, said: str) -> dict[str, Any]:
     return {"entry": entry.seq, "said": said}
-
-
-def limit_text(step: Mapping[str, Any]) -> str:
-    """Of a measurement that may end early: below which rate; empty for any other."""
-    limit = step.get("stop_below")
-    return "" if limit is None else f" Below {number(limit)} tok/s its first windows end it."

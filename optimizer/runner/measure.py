@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from optimizer.bench.program import loadgen_program
-from optimizer.bench.run import STOPPED_EARLY, build_job, longest_s, progress, summarise
+from optimizer.bench.run import build_job, longest_s, progress, summarise
 from optimizer.bench.so_far import so_far
 from optimizer.bench.workload import salt_of
 from optimizer.box.box import KEY_VARIABLE, Box
@@ -22,7 +22,7 @@ from optimizer.evidence.bundle import bundle_from_files
 from optimizer.model.answers import BASELINE_PASSES, CANDIDATE_PASSES
 from optimizer.model.canonical import sha256_hex
 from optimizer.model.evidence import Evidence, Fact
-from optimizer.model.measurement import Invalidity, LoadPoint, Measurement, ValidityCode
+from optimizer.model.measurement import STOPPED_EARLY, Invalidity, LoadPoint, Measurement, ValidityCode
 from optimizer.model.outcome import Done, Failed
 from optimizer.model.settings import Settings
 from optimizer.model.step import ORIGINAL, Check, Level, Measure
