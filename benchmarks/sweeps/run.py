@@ -180,61 +180,50 @@ MOMENTS = {
 }  # fmt: skip
 
 
-def role_dies(box: PDBox, role: str, moment: str, owned: bool) -> None:
-    """The launch goes with it, nothing of what is left is used, and what was there before is there again."""
+def is_role(words: list[str], role: str) -> bool:
+    return ("sglang_router.launch_router" in words) if role == "router" else ("--disaggregation-mode" in words and role in words)
+
+
+def struck(box: PDBox, study: str, role: str, told: str, after_s: float, blow: signal.Signals, *, owned: bool = False) -> list[dict[str, Any]]:
+    """A study whose launch loses one role: ``blow`` is sent to its process ``after_s`` after the study has said ``told``, if it still lives.
+    What was there before is there again in the end; returns the outcomes of the study's steps."""
     if owned:
         box.serve()
     before = box.serving()
-    process = box.start(*box.study("dies", "--finish", "restore", launch=not owned))
-    text, after_s = MOMENTS[moment]
-    if not owned:
-        text = text.replace("(candidate)", "(baseline)")
+    process = box.start(*box.study(study, "--finish", "restore", launch=not owned))
 
     def victim() -> int | None:
         assert process.poll() is None, box.told(process)
-        if text not in box.told(process):
+        if told not in box.told(process):
             return None
-        ours = {pid for pid, launch in box.marked().items() if launch.startswith("dies:")}
+        ours = {pid for pid, launch in box.marked().items() if launch.startswith(f"{study}:")}
         return next((pid for pid in sorted(ours) if is_role(box.words_of(pid), role)), None)
 
     wait_until(victim, 120, f"{role} is there")
     time.sleep(after_s)
     if (pid := victim()) is not None:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, blow)
     done = box.finish(process)
     assert "Traceback" not in done.err, done.err
-    outcomes = [entry.body["outcome"] for entry in entries(box.runs / "dies") if entry.kind == "outcome"]
-    failed = [one for one in outcomes if one["status"] == "failed"]
-    assert failed and failed[0]["cause"] in ("crashed", "exited"), (failed, done.err)
     assert box.serving() == before
     box.assert_clean(serving=owned)
-    assert box("replay", "dies", "--verify", "--json").json["identical"]
+    assert box("replay", study, "--verify", "--json").json["identical"]
+    return [entry.body["outcome"] for entry in entries(box.runs / study) if entry.kind == "outcome"]
+
+
+def role_dies(box: PDBox, role: str, moment: str, owned: bool) -> None:
+    """The launch goes with it, nothing of what is left is used, and what was there before is there again."""
+    told, after_s = MOMENTS[moment]
+    outcomes = struck(box, "dies", role, told if owned else told.replace("(candidate)", "(baseline)"), after_s, signal.SIGKILL, owned=owned)
+    failed = [one for one in outcomes if one["status"] == "failed"]
+    assert failed and failed[0]["cause"] in ("crashed", "exited"), failed
 
 
 def role_hangs(box: PDBox, role: str) -> None:
     """It answers nothing any more and does not end: the load comes to nothing, the launch is given up, and the study ends by itself."""
-    box.serve()
-    before = box.serving()
-    process = box.start(*box.study("hangs", "--finish", "restore", launch=False))
-
-    def victim() -> int | None:
-        assert process.poll() is None, box.told(process)
-        ours = {pid for pid, launch in box.marked().items() if launch.startswith("hangs:")} if "(candidate): c=" in box.told(process) else set()
-        return next((pid for pid in sorted(ours) if is_role(box.words_of(pid), role)), None)
-
-    wait_until(victim, 120, f"{role} is there")
-    time.sleep(0.5)
-    pid = victim()
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    done = box.finish(process)
-    assert "Traceback" not in done.err, done.err
-    outcomes = [entry.body["outcome"] for entry in entries(box.runs / "hangs") if entry.kind == "outcome"]
+    outcomes = struck(box, "hangs", role, *MOMENTS["window"], signal.SIGSTOP, owned=True)
     bad = [one for one in outcomes if one["status"] == "failed" or any(point["invalid"] for point in one["body"].get("measurement", {}).get("points", []))]
     assert bad, "nobody noticed"
-    assert box.serving() == before
-    box.assert_clean(serving=True)
-    assert box("replay", "hangs", "--verify", "--json").json["identical"]
 
 
 class Impatient(PDBox):
@@ -247,32 +236,10 @@ class Impatient(PDBox):
 
 def role_hangs_starting(box: PDBox, role: str) -> None:
     """It never becomes ready, while the others are: what was there before comes back, and the launch is not measured."""
-    box.serve()
-    before = box.serving()
-    process = box.start(*box.study("late", "--finish", "restore", launch=False))
-
-    def victim() -> int | None:
-        assert process.poll() is None, box.told(process)
-        if "Waiting until" not in box.told(process):
-            return None
-        ours = {pid for pid, launch in box.marked().items() if launch.startswith("late:")}
-        return next((pid for pid in sorted(ours) if is_role(box.words_of(pid), role)), None)
-
-    pid = wait_until(victim, 120, f"{role} is there")
-    os.kill(pid, signal.SIGSTOP)
-    done = box.finish(process)
-    assert "Traceback" not in done.err, done.err
-    outcomes = [entry.body["outcome"] for entry in entries(box.runs / "late") if entry.kind == "outcome"]
+    outcomes = struck(box, "late", role, "Waiting until", 0.0, signal.SIGSTOP, owned=True)
     failed = [one for one in outcomes if one["status"] == "failed"]
-    assert failed and failed[0]["cause"] in ("hang_loading", "unresponsive"), (failed, done.err)
+    assert failed and failed[0]["cause"] in ("hang_loading", "unresponsive"), failed
     assert role in failed[0]["message"] or failed[0]["cause"] == "unresponsive", failed
-    assert box.serving() == before
-    box.assert_clean(serving=True)
-    assert box("replay", "late", "--verify", "--json").json["identical"]
-
-
-def is_role(words: list[str], role: str) -> bool:
-    return ("sglang_router.launch_router" in words) if role == "router" else ("--disaggregation-mode" in words and role in words)
 
 
 # ---- all of it --------------------------------------------------------------------------------------------------------------

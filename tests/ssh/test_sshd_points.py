@@ -16,9 +16,9 @@ from optimizer.box.box import Box
 from optimizer.errors import LinkLost
 from optimizer.transport.ssh import SSHTransport
 from tests.unit.box.conftest import free_port, server, spawn, until  # noqa: F401  fixtures
+from tests.unit.box.operations import Act, each_operation
 from tests.unit.box.test_guard_races import FULL, PATIENCE_S, Theirs, as_found
 from tests.unit.box.test_launch import Server
-from tests.unit.box.test_shim_points import Act, changes, looks
 
 from .conftest import Sshd
 
@@ -65,15 +65,12 @@ async def test_sshd_is_killed_in_an_operation(
         sshd.start()
         return await act(Box(connect()))
 
-    acts = changes(seen, server(free_port), free_port)
-    for name, act in acts.items():
-        done = await (cut if FULL or name == "launch" else lambda _, act: act(Box(connect())))(name, act)
-        if name == "launch":
-            assert not done.launched and done.alive, "the launch whose answer was lost is the one that counts"
-            if FULL:
-                for other, look in looks(free_port, done.pid).items():
-                    await cut(other, look)
-        if name == "order":
-            assert (await Box(connect()).guard_ended("s1", PATIENCE_S)).guard is None
+    def undisturbed() -> Box:
+        return Box(connect())
+
+    async def tried(name: str, act: Act) -> Any:
+        return await (cut(name, act) if FULL or name == "launch" else act(undisturbed()))
+
+    await each_operation(seen, server(free_port), free_port, undisturbed, tried, looking=FULL)
     assert kills == (2 * len(shim.OPERATIONS) if FULL else 2)
     await as_found(sshd.home, theirs, 2)

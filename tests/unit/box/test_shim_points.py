@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +17,9 @@ from optimizer.box.box import Box
 from optimizer.errors import LinkLost
 
 from .conftest import alive, until
-from .test_guard import QUICK
+from .operations import Act, changes, each_operation
 from .test_guard_races import FULL, PATIENCE_S, Theirs, as_found, given_back, ours
 from .test_launch import Server
-
-Act = Callable[[Box], Awaitable[Any]]
-JOB = b"print('line')"
-
-
-def looks(port: int, pid: int) -> dict[str, Act]:
-    """Every operation that writes nothing, on a box with a server."""
-    return {
-        "hello": lambda box: box.hello(),
-        "command": lambda box: box.command(["true"]),
-        "read_file": lambda box: box.read_file("/proc/version"),
-        "find_servers": lambda box: box.find_servers(port),
-        "listeners": lambda box: box.listeners(port),
-        "server_key": lambda box: box.learn_key(port),
-        "sample_gpu": lambda box: box.sample_gpu(0.1),
-        "survey": lambda box: box.survey(pid, interval_s=0.1),
-        "holder": lambda box: box.holder(),
-        "guard_status": lambda box: box.guard_status("s1"),
-        "state": lambda box: box.state("s1", "1"),
-        "read_log": lambda box: box.read_log("s1", "1"),
-        "listening": lambda box: box._call("listening", 30, pid=pid, start_time=1, ports=[port]),
-    }
-
-
-def changes(seen: Any, argv: list[str], port: int) -> dict[str, Act]:
-    """Every operation that changes something, in an order in which a study could ask for it."""
-    return {
-        "lock": lambda box: box.lock("s1"),
-        "secure": lambda box: box.secure("s1", seen, **QUICK),
-        "heartbeat": lambda box: box.heartbeat("s1", 1),
-        "stop_original": lambda box: box.stop_original("s1", seen, term_s=2, gpu_wait_s=0),
-        "launch": lambda box: box.launch("s1", "1", argv, port=port),
-        "run_job": lambda box: box.run_job(JOB, b"", "s1:2-load", 20, lambda line: None),
-        "sweep": lambda box: box.sweep("s1", term_s=2, gpu_wait_s=0),
-        "fence": lambda box: box._call("fence", 30, study="s1", epoch=1),
-        "order": lambda box: box._call("order", 20, study="s1", order="disarm"),
-        "start_original": lambda box: box._call("start_original", 60, study="s1"),
-        "cleanup": lambda box: box.cleanup("s1"),
-        "unlock": lambda box: box.unlock("s1"),
-    }  # fmt: skip
 
 
 async def test_dies_before_and_after_every_operation(
@@ -68,8 +28,7 @@ async def test_dies_before_and_after_every_operation(
     theirs = Theirs(server(free_port), free_port, tmp_path / "original.log", spawn)
     box = make_box()
     seen = await theirs.find(box)
-    acts, deaths = changes(seen, server(free_port), free_port), 0
-    assert set(acts) | set(looks(0, 0)) == set(shim.OPERATIONS)
+    deaths = 0
 
     async def dies(name: str, act: Act) -> Any:
         nonlocal deaths
@@ -79,16 +38,8 @@ async def test_dies_before_and_after_every_operation(
             deaths += 1
         return await act(box)
 
-    for name, act in acts.items():
-        done = await dies(name, act)
-        if name == "launch":
-            assert not done.launched and done.alive, "the launch whose answer was lost is the one that counts"
-            if FULL:
-                for other, look in looks(free_port, done.pid).items():
-                    await dies(other, look)
-        if name == "order":
-            assert (await box.guard_ended("s1", PATIENCE_S)).guard is None
-    assert deaths == (2 * len(shim.OPERATIONS) if FULL else 2 * len(acts))
+    await each_operation(seen, server(free_port), free_port, lambda: box, dies, looking=FULL)
+    assert deaths == 2 * len(shim.OPERATIONS if FULL else changes(seen, [], 0))
     await as_found(home, theirs, 2)
 
 
