@@ -9,6 +9,7 @@ from typing import Any
 
 from optimizer.core import closing, forensics
 from optimizer.core.closing import PLAIN_ENDINGS, is_refuted, pooled, summary
+from optimizer.core.confidence import next_launch
 from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State
 from optimizer.model.entry import Entry, EntryKind
@@ -18,6 +19,7 @@ from optimizer.report import reproducing
 from optimizer.report.both_sides import both_sides
 from optimizer.report.kept import explained, measured_text
 from optimizer.report.prose import changes_text, sentence
+from optimizer.report.setup import CONFIDENCE, confidence_text, setup, simulated_text
 
 # Who can win back what a bucket of the waterfall holds, where no setting does.
 TAKERS = {
@@ -64,6 +66,11 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "target": result["target"],
         "target_value": spec.target.primary.value if spec and spec.target.primary else None,
         "workload": result["workload"],
+        "next_launch": next_launch(state),
+        "confidence": confidence_text(state),
+        "simulated": simulated_text(state),
+        "setup": [{"what": what, "value": value} for what, value in setup(entries, state)],
+        "intervals": CONFIDENCE,
         "opened_utc": entries[0].at_utc if entries else None,
         "result": result,
         "gain": forensics.gain(state),

@@ -14,6 +14,7 @@ from optimizer.report import charts
 from optimizer.report.asking_view import facts_text
 from optimizer.report.document import trial_rows
 from optimizer.report.prose import gain_text, interval_text, number, result_text
+from optimizer.report.setup import FEW, both_levels
 
 
 def report_html(document: Mapping[str, Any]) -> str:
@@ -25,7 +26,7 @@ def report_html(document: Mapping[str, Any]) -> str:
     before = {level["concurrency"]: level for level in result["baseline"].get("levels", [])}
     wide, narrow = _drawn(document, phone=False), _drawn(document, phone=True)
     text: str = environment.get_template("report.html.j2").render(
-        **document, charts={name: Markup(_for_both(svg, narrow[name])) for name, svg in wide.items()}, before=before,
+        **document, charts={name: Markup(_for_both(svg, narrow[name])) for name, svg in wide.items()}, before=before, both_levels=both_levels, few=FEW,
     )  # fmt: skip
     return text
 

@@ -25,6 +25,8 @@ from optimizer.report.document import changes_kept, left, ruled_out, trials, unt
 from optimizer.report.front_view import front_markdown
 from optimizer.report.kept import explained
 from optimizer.report.prose import changes_text, gain_text, interval_text, number, result_text, sentence
+from optimizer.report.search_view import search_markdown
+from optimizer.report.setup import CONFIDENCE, FEW, both_levels, confidence_text, setup, simulated_text
 
 
 class Commander(Protocol):
@@ -52,6 +54,7 @@ def launch_files(commander: Commander, state: State, plan: Plan) -> dict[str, st
     comments = [
         f"Written by optimize, study {study}.",
         f"Measured: {result_text(result)}; {state.spec.workload.text if state.spec else ''}.",
+        *([simulated] if (simulated := simulated_text(state)) else []),
         "Changed against the original command line:" if settings.values else "Nothing was changed against the original command line.",
     ]
     changed = {name: value for name, value in sorted(settings.values.items()) if value is not None or name in state.given}
@@ -119,16 +122,21 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
         "",
         result["reason"],
         "",
+        *([f"**{simulated}**", ""] if (simulated := simulated_text(state)) else []),
         "| | |",
         "|---|---|",
+        *(f"| {what} | {value} |" for what, value in setup(entries, state)),
         f"| target | {result['target']} |",
         f"| workload | {result['workload']} |",
         f"| baseline | {result_text(result['baseline'])} |",
         f"| best | {result_text(result['best'])} |",
         *([f"| gain | {gain_text(gained)} |"] if (gained := forensics.gain(state)) is not None else []),
+        *([f"| confidence | {sure} |"] if (sure := confidence_text(state)) else []),
         f"| launches | {result['launches']} after the baseline, {result['launches_baseline']} for it |",
         f"| time | {result['minutes']:.1f} minutes |",
         f"| launch-to-launch noise | {100 * result['noise']['sd']:.1f} % ({result['noise']['degrees_of_freedom']:g} degrees of freedom) |",
+        "",
+        CONFIDENCE,
         "",
     ]
     lines += _levels(result)
@@ -143,6 +151,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     lines += _ruled_out(state)
     lines += _refusals(state)
     lines += _flips(state)
+    lines += search_markdown(entries)
     lines += _left(entries, state, untried(result["hypotheses"], plan))
     lines += ["## The journal", ""]
     lines += [f"{entry.seq}. {sentence(entry)}" for entry in entries if entry.kind not in (EntryKind.LEASE_TAKEN,)]
@@ -166,14 +175,12 @@ def _levels(result: Mapping[str, Any]) -> list[str]:
     before = {level["concurrency"]: level for level in result["baseline"].get("levels", [])}
     for level in result["best"].get("levels", []):
         was = before.get(level["concurrency"], {})
-        rows.append(
-            f"| {level['concurrency']} | {number(was.get('output_tokens_per_s'))} | {number(level['output_tokens_per_s'])} "
-            f"| {number(was.get('ttft_p50_ms'))} → {number(level['ttft_p50_ms'])} | {number(was.get('tpot_p50_ms'))} → {number(level['tpot_p50_ms'])} |"
-        )
+        rates, first, each, requests = both_levels(was, level)
+        rows.append(f"| {level['concurrency']} | {rates[0]} | {rates[1]} | {' → '.join(first)} | {' → '.join(each)} | {' → '.join(requests)} |")
     if not rows:
         return []
-    return ["## By concurrency (last launch of each, no interval)", "", "| concurrency | before, tok/s | after, tok/s | TTFT p50, ms | TPOT p50, ms |",
-            "|---|---|---|---|---|", *rows, ""]  # fmt: skip
+    return ["## By concurrency (last launch of each, no interval)", "", "| concurrency | before, tok/s | after, tok/s | TTFT p50, ms | TPOT p50, ms | whole requests in the window |",
+            "|---|---|---|---|---|---|", *rows, "", FEW, ""]  # fmt: skip
 
 
 def _trials(state: State) -> list[str]:

@@ -73,7 +73,7 @@ def test_the_answer_comes_first_with_launches_and_interval(page: str) -> None:
     top = re.sub(r"<[^>]+>", " ", page[page.index("<h1>") : page.index('id="changes"')])
     assert "target met" in top and "2,540 tok/s" in top and "205.8" in top
     assert re.search(r"2,540 tok/s \[[\d,.]+, [\d,.]+\] \(1 launch, a fresh confirmation", top)
-    assert "95 % over launches" in top
+    assert "Intervals are 95 % over launches where nothing else is said" in top
 
 
 def test_each_changed_setting_is_explained(document: dict[str, object]) -> None:
