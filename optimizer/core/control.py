@@ -11,11 +11,10 @@ from typing import Any
 from optimizer.core import closing, sampling, verdicts
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate, operands
-from optimizer.core.refuse import Ground, never_starts
+from optimizer.core.refuse import Ground
 from optimizer.core.state import ArmState, State
 from optimizer.core.whole_space import whole
 from optimizer.model.base import Value
-from optimizer.model.canonical import canonical_json
 from optimizer.model.playbook import SpaceAction
 from optimizer.model.space import ALONE, ARM, Param
 
@@ -52,14 +51,9 @@ def chosen(state: State, plan: Plan, look: Look, ground: Ground) -> dict[str, An
     # Nor is what is dead only beside another setting that is searched: sizes of graphs that are off now.
     dead = [item for item in ground.dead if item.when is None or not {one.name for one in operands(item.when) if one.kind == "setting"} & searched]
     names, grids, left_out = sampling.dimensions(list(params.values()), replace(ground, dead=dead))
+    names, grids, never = sampling.startable(list(params.values()), names, grids, ground, searched)
+    left_out |= never
     for param in params.values():
-        values = grids.get(param.name) or list(param.grid) or ([False, True] if param.type == "bool" else [])
-        never = {canonical_json(value): why for value in values if param.name in names and (why := never_starts(param.name, value, ground, searched))}
-        if never and len(never) == len(values):
-            names.remove(param.name)
-            left_out[param.name] = next(iter(never.values()))
-        elif never:
-            grids[param.name] = [value for value in values if canonical_json(value) not in never]
         if param.name in names and param.type == "choice":  # a sampler has to be able to leave a choice alone, or it would have to speculate
             grids[param.name] = [*grids.get(param.name, param.grid), ALONE]
     out.update(dict.fromkeys(sorted(asked - set(params) - set(out)), "Nothing sets it on this build."))

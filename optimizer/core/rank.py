@@ -387,6 +387,9 @@ def _sampled(state: State, plan: Plan, book: Playbook, action: SpaceAction, look
         return {"changes": None, "space": space.id, "space_params": names, "fixed": {}} if names else None
     params = [param for param in sampling.sampled_params(space, action, look) if param.name not in gone]
     names, grids, out = sampling.dimensions(params, ground(state, plan))
+    if since.decides_by(state.spec, since.STARTABLE):
+        names, grids, never = sampling.startable(params, names, grids, ground(state, plan), set(names))
+        out |= never
     found = {"changes": None, "space": space.id, "space_params": names, "fixed": {}, "grids": grids, "left_out": {**gone, **out}}
     return found if names else None
 

@@ -4,14 +4,14 @@ study's launches, those of other boxes and of earlier studies), and the rules th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from optimizer.core import boxes, since
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate, operands
 from optimizer.core.prior import Match, compared, is_like_here
-from optimizer.core.refuse import Ground, first_of_itself, refuse
+from optimizer.core.refuse import Ground, first_of_itself, never_starts, refuse
 from optimizer.core.resolve import in_range
 from optimizer.core.state import ArmState, Belief, State, Test, metric_value
 from optimizer.core.whole_space import as_point
@@ -70,6 +70,25 @@ def dimensions(params: Sequence[Param], ground: Ground) -> tuple[list[str], dict
         if refused and (param.grid or param.type == "bool"):
             grids[param.name] = left
     return names, grids, out
+
+
+def startable(
+    params: Sequence[Param], names: Sequence[str], grids: Mapping[str, list[Value]], ground: Ground, searched: Collection[str]
+) -> tuple[list[str], dict[str, list[Value]], dict[str, str]]:
+    """``dimensions`` without the values with which the engine does not start here whatever the other searched settings are going to be:
+    (names, what is left of their values, name -> why nothing is left of it)."""
+    kept, left, out = list(names), dict(grids), {}
+    for param in params:
+        if param.name not in kept:
+            continue
+        values = left.get(param.name) or list(param.grid) or ([False, True] if param.type == "bool" else [])
+        never = {canonical_json(value): why for value in values if (why := never_starts(param.name, value, ground, searched))}
+        if never and len(never) == len(values):
+            kept.remove(param.name)
+            out[param.name] = next(iter(never.values()))
+        elif never:
+            left[param.name] = [value for value in values if canonical_json(value) not in never]
+    return kept, left, out
 
 
 def _never(name: str, value: Value, ground: Ground) -> Refusal | None:

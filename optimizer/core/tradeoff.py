@@ -15,7 +15,7 @@ from optimizer.core.predicate import Look, evaluate
 from optimizer.core.refuse import Ground
 from optimizer.core.resolve import in_range, is_formula
 from optimizer.core.score import Scored
-from optimizer.core.since import FRONT_PRUNED, decides_by
+from optimizer.core.since import FRONT_PRUNED, STARTABLE, decides_by
 from optimizer.core.state import ArmState, Belief, State
 from optimizer.model.base import Value
 from optimizer.model.playbook import Playbook, SetAction, SpaceAction
@@ -120,7 +120,11 @@ def chosen(state: State, plan: Plan, look: Look, ground: Ground, scored: Sequenc
     for space in plan.spaces:
         if space.id in done or space.engine not in ("any", engine) or (space.requires is not None and evaluate(space.requires, look) is False):
             continue
-        names, grids, out = sampling.dimensions(sampling.sampled_params(space, SpaceAction(space=space.id), look), ground)
+        params = sampling.sampled_params(space, SpaceAction(space=space.id), look)
+        names, grids, out = sampling.dimensions(params, ground)
+        if decides_by(state.spec, STARTABLE):
+            names, grids, never = sampling.startable(params, names, grids, ground, set(names))
+            out |= never
         # A point that moves a dozen settings nobody expects anything of says little: only those that cure some cause are moved.
         names = [name for name in names if name in moved] if moved & {name for listed in every.values() for name in listed} else names
         if decides_by(state.spec, FRONT_PRUNED):
