@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from optimizer.core.judge import drifted, judge
+from optimizer.core.weight import Cause, seen, share
 from optimizer.model.verdict import Arm, Judgement, JudgePolicy
 from optimizer.stats.interval import half_width, standard_error
 from optimizer.stats.noise import pooled_noise
@@ -265,3 +266,87 @@ def winners_curse(ideas: int, draw: Draw, runs: int, seed: int) -> tuple[float, 
         seemed += max(draw(rng) for _ in range(ideas))
         fresh += draw(rng)
     return seemed / runs, fresh / runs
+
+
+@dataclass
+class Beliefs:
+    """Many hypotheses with known truth: (real, probability before the launches, probability after them, the interval decided nothing)."""
+
+    rows: list[tuple[bool, float, float, bool]] = field(default_factory=list)
+
+    @property
+    def bins(self) -> list[tuple[float, float, int]]:
+        """(mean probability said, share that is real, hypotheses) in tenths of the probability said; those with nobody left out."""
+        found: list[list[tuple[bool, float]]] = [[] for _ in range(10)]
+        for real, _, said, _ in self.rows:
+            found[min(int(said * 10), 9)].append((real, said))
+        return [(math.fsum(p for _, p in one) / len(one), sum(real for real, _ in one) / len(one), len(one)) for one in found if one]
+
+    @property
+    def calibration_error(self) -> float:
+        """Mean distance between said and seen over the bins, each with its weight."""
+        return math.fsum(abs(said - seen) * n for said, seen, n in self.bins) / len(self.rows)
+
+    @property
+    def undecided(self) -> "Beliefs":
+        return Beliefs([row for row in self.rows if row[3]])
+
+    @property
+    def farthest_db(self) -> tuple[float, float]:
+        """The largest moves down and up, in decibans."""
+        moves = [_db(after) - _db(before) for _, before, after, _ in self.rows]
+        return min(moves, default=0.0), max(moves, default=0.0)
+
+    @property
+    def brier(self) -> float:
+        """Mean squared distance between probability and truth: 0 is best, 0.25 is what saying one half always gives."""
+        return math.fsum((said - real) ** 2 for real, _, said, _ in self.rows) / len(self.rows)
+
+
+PREDICTED = ((1.03, 1.3), (1.1, 1.5), (1.5, 4.0))
+BEFORE = (0.2, 0.5, 0.8)  # probabilities of the evidence
+
+
+def beliefs(draw: Draw, policy: JudgePolicy, runs: int, seed: int, useless: Draw = lambda rng: 0.0) -> Beliefs:
+    """Hypotheses tested one by one. A real cause has an effect anywhere in its predicted interval, another one ``useless``."""
+    rng, found = random.Random(seed), Beliefs()
+    for _ in range(runs):
+        before, prediction = rng.choice(BEFORE), rng.choice(PREDICTED)
+        real = rng.random() < before
+        box = Box(rng, draw, policy)
+        box.baseline = [box.launch(0.0), box.launch(0.0)]
+        judgement = box.test(_inside(rng, prediction) if real else useless(rng), prediction, 18).judgement
+        found.rows.append((real, before, _moved(before, judgement.bayes_db), judgement.low <= 1.0 <= judgement.high))
+    return found
+
+
+def beliefs_of_bundles(draw: Draw, policy: JudgePolicy, runs: int, seed: int) -> Beliefs:
+    """Three causes that are cured in one launch: the effects of those that are real multiply. With ``policy.noise_known`` each is credited
+    with the whole launch, as policy versions before 5 did."""
+    rng, found = random.Random(seed), Beliefs()
+    for _ in range(runs):
+        known = {name: Cause(rng.choice((0.3, 0.6, 0.9)), rng.choice(PREDICTED)) for name in "abc"}
+        real = {name: rng.random() < cause.probability for name, cause in known.items()}
+        effect = math.fsum(_inside(rng, cause.prediction) for name, cause in known.items() if real[name])
+        joint = (max(cause.prediction[0] for cause in known.values()), math.prod(cause.prediction[1] for cause in known.values()))
+        box = Box(rng, draw, policy)
+        box.baseline = [box.launch(0.0), box.launch(0.0)]
+        judgement = box.test(effect, joint, 18).judgement
+        what = seen(judgement, policy)
+        gained = {name: weight.db for name, weight in share(what, known, policy).items()} if what is not None else dict.fromkeys(known, judgement.bayes_db)
+        for name, cause in known.items():
+            after = _moved(cause.probability, gained[name])
+            found.rows.append((real[name], cause.probability, after, judgement.low <= 1.0 <= judgement.high))
+    return found
+
+
+def _inside(rng: random.Random, prediction: tuple[float, float]) -> float:
+    return rng.uniform(math.log(prediction[0]), math.log(prediction[1]))
+
+
+def _db(probability: float) -> float:
+    return 10 * math.log10(probability / (1 - probability))
+
+
+def _moved(before: float, gained_db: float) -> float:
+    return 1 / (1 + 10 ** (-(_db(before) + gained_db) / 10))

@@ -3,6 +3,7 @@ from. Glue between the folded state and ``weight``; studies of a policy version 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,18 +50,43 @@ def _weighed(
     known = {name: weight.Cause(probability_of(scores.get(name, 0.0)), ratios[name]) for name in (hypothesis, *others) if name in ratios}
     if not others or hypothesis not in known:
         alone = weight.weigh(what, ratio, policy)
-        return {"weights": {hypothesis: alone.db}, "weighed": weight.said(alone, what, ratio)}
+        return {"weights": {hypothesis: alone.db}, "weighed": said(alone, what, ratio)}
     if hypothesis != PRIOR_ART:
         shared = weight.share(what, known, policy)
-        return {"weights": {name: found.db for name, found in shared.items()}, "weighed": weight.said_of_shared(shared)}
+        return {"weights": {name: found.db for name, found in shared.items()}, "weighed": said_of_shared(shared)}
     # Known-good settings claim that the launch is better as it is, whatever in it helps: that is what the launch tested.
     whole = known.pop(hypothesis)
     launch, shared = weight.weigh(what, whole.prediction, policy), weight.share(what, known, policy, whole if rest else None)
     if len(shared) == 1 and not rest:
-        each = "; ".join(f"{name}, whose cure this is: {weight.said(found, what, known[name].prediction)}" for name, found in shared.items())
+        each = "; ".join(f"{name}, whose cure this is: {said(found, what, known[name].prediction)}" for name, found in shared.items())
     else:
-        each = f"of the causes that its settings cure, {weight.said_of_shared(shared, ', '.join(rest))}"
+        each = f"of the causes that its settings cure, {said_of_shared(shared, ', '.join(rest))}"
     return {
         "weights": {hypothesis: launch.db, **{name: found.db for name, found in shared.items()}},
-        "weighed": f"{hypothesis}: {weight.said(launch, what, whole.prediction)}; {each}",
+        "weighed": f"{hypothesis}: {said(launch, what, whole.prediction)}; {each}",
     }
+
+
+# ---- in words ---------------------------------------------------------------------------------------------------------
+
+
+def said(found: weight.Weight, what: weight.Seen, prediction: weight.Prediction) -> str:
+    """Where the decibans of one cause come from, so that its interval and its probability can be read together."""
+    under, than = f"the predicted ×{prediction[0]:.2f} to ×{prediction[1]:.2f}", "no useful change"
+    if found.full_db < 0:
+        under, than = than, under
+    counted = f"; counted as {_times(found.db)}, {found.limit}" if found.limit else ""
+    return (f"{found.db:+.1f} db: ×{math.exp(what.d):.3f}, with {what.degrees_of_freedom:.3g} degrees of freedom, is {_times(found.full_db)} as likely under {under} "
+            f"as under {than}{counted}")  # fmt: skip
+
+
+def said_of_shared(weights: Mapping[str, weight.Weight], rest: str = "") -> str:
+    """What one launch of several causes is worth to each. ``rest``: the settings in it that belong to none of their cures, if any do."""
+    each = ", ".join(f"{found.db:+.1f} db for {name}" for name, found in weights.items())
+    of = f"{', '.join(weights)}{f' and the other settings ({rest})' if rest else ''}"
+    return f"one launch says only whether at least one of {of} helped, not which; each is credited with what the others leave open: {each}"
+
+
+def _times(db: float) -> str:
+    times = 10 ** (abs(db) / 10)
+    return "more than 1,000 times" if times > 1000 else f"{times:.0f} times" if times >= 9.5 else f"{times:.1f} times"

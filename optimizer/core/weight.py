@@ -67,7 +67,7 @@ def weigh(what: Seen, prediction: Prediction, policy: JudgePolicy) -> Weight:
     low, high = _edges(prediction)
     d = max(min(what.d, high), 0.0)
     ratio = _density(what, d, low, high) / _density(what, d, -what.rope, what.rope)
-    return limited(10 * math.log10(ratio), what, low, policy)
+    return limited(10 * math.log10(ratio), what, (low + high) / 2, policy)
 
 
 def share(what: Seen, causes: Mapping[str, Cause], policy: JudgePolicy, whole: Cause | None = None) -> dict[str, Weight]:
@@ -96,25 +96,24 @@ def share(what: Seen, causes: Mapping[str, Cause], policy: JudgePolicy, whole: C
             others = math.prod(odds[other] if other in real else 1 - odds[other] for other in told if other != name)
             totals[name in real].append(others * density)
         with_it, without = (by_itself + (1 - surely) * math.fsum(totals[is_real]) for is_real in (True, False))
-        found[name] = limited(10 * math.log10(with_it / without), what, edges[name][0], policy)
+        found[name] = limited(10 * math.log10(with_it / without), what, math.fsum(edges[name]) / 2, policy)
     return found
 
 
-def limited(full_db: float, what: Seen, edge: float, policy: JudgePolicy) -> Weight:
+def limited(full_db: float, what: Seen, middle: float, policy: JudgePolicy) -> Weight:
     """What counts of a factor: a reader who sees an interval that decides nothing never finds a belief beside it that the same launches
     have decided.
 
     While the interval holds no useful change, nothing speaks for the cause with more than ``most_db`` of the confidence at which it would
-    no longer hold it; while it holds the predicted lower edge, nothing speaks against the cause with more than ``most_db`` of its own
-    confidence. (Graded as the first, the second would keep ideas without any effect at even odds: docs/statistics.md.) One test is
-    worth no more than ``bayes_clip_db`` in any case."""
+    no longer hold it; while it holds the ``middle`` of the prediction (on the log scale), nothing speaks against the cause with more than
+    ``most_db`` of its own confidence. One test is worth no more than ``bayes_clip_db`` in any case."""
     db, why = full_db, ""
     if db > 0 and what.d - what.half <= what.rope:
         excluded_at = max(1 - 2 * t_cdf((what.rope - what.d) / what.se, what.degrees_of_freedom), 0.0)
         if db > (most := most_db(excluded_at)):
             db, why = most, f"because the interval holds no useful change from {100 * excluded_at:.1f} % on"
-    elif db < -(most := most_db(what.confidence)) and what.d + what.half >= edge:
-        db, why = -most, f"because the {100 * what.confidence:g} % interval holds the predicted ×{math.exp(edge):.2f} too"
+    elif db < -(most := most_db(what.confidence)) and what.d + what.half >= middle:
+        db, why = -most, f"because the {100 * what.confidence:g} % interval holds the middle of the prediction, ×{math.exp(middle):.2f}, too"
     if abs(db) > policy.bayes_clip_db:
         db, why = math.copysign(policy.bayes_clip_db, db), "the most that one test may say"
     return Weight(round(db, 2), round(full_db, 2), why)
@@ -135,30 +134,6 @@ def with_known_noise_db(d: float, se: float, prediction: Prediction, policy: Jud
     at = max(min(d, high), 0.0)
     log_ratio = _ln_normal(at - centre, math.hypot(se, spread)) - _ln_normal(at, math.hypot(se, null))
     return max(-policy.bayes_clip_db, min(policy.bayes_clip_db, 10 / math.log(10) * log_ratio))
-
-
-# ---- in words ---------------------------------------------------------------------------------------------------------
-
-
-def said(weight: Weight, what: Seen, prediction: Prediction) -> str:
-    """Where the decibans of one cause come from, so that its interval and its probability can be read together."""
-    times, under, than = 10 ** (abs(weight.full_db) / 10), f"the predicted ×{prediction[0]:.2f} to ×{prediction[1]:.2f}", "no useful change"
-    if weight.full_db < 0:
-        under, than = than, under
-    counted = f"; counted as {10 ** (abs(weight.db) / 10):.2g} times, {weight.limit}" if weight.limit else ""
-    return (f"{weight.db:+.1f} db: ×{math.exp(what.d):.3f}, with {what.degrees_of_freedom:g} degrees of freedom, is {_times(times)} as likely under {under} "
-            f"as under {than}{counted}")  # fmt: skip
-
-
-def said_of_shared(weights: Mapping[str, Weight], rest: str = "") -> str:
-    """What one launch of several causes is worth to each. ``rest``: the settings in it that belong to none of their cures, if any do."""
-    each = ", ".join(f"{weight.db:+.1f} db for {name}" for name, weight in weights.items())
-    of = f"{', '.join(weights)}{f' and the other settings ({rest})' if rest else ''}"
-    return f"one launch says only whether at least one of {of} helped, not which; each is credited with what the others leave open: {each}"
-
-
-def _times(times: float) -> str:
-    return "more than 1,000 times" if times > 1000 else f"{times:.0f} times" if times >= 9.5 else f"{times:.1f} times"
 
 
 # ---- densities --------------------------------------------------------------------------------------------------------

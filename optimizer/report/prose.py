@@ -294,7 +294,8 @@ def _judged(body: Mapping[str, Any]) -> str:
 
 def _weighed(body: Mapping[str, Any]) -> str:
     """What the launches are worth to the belief, beside their interval; once the verdict is final."""
-    return f" Weight: {body['weighed']}." if body.get("weighed") else ""
+    stop = "." if body.get("side") and "answers" not in body else ""
+    return f"{stop} Weight: {body['weighed']}." if body.get("weighed") else ""
 
 
 def _answers_of(body: Mapping[str, Any]) -> str:

@@ -5,6 +5,8 @@ benchmarks/statistics."""
 import pytest
 from simulate import (
     aa_studies,
+    beliefs,
+    beliefs_of_bundles,
     bimodal,
     coverage,
     drift_detections,
@@ -149,6 +151,27 @@ def test_the_winners_curse_is_gone_from_the_fresh_confirmation(ideas: int, seems
     seemed, fresh = winners_curse(ideas, normal(0.02), 4000, seed=31)
     assert seemed == pytest.approx(seems, abs=0.002)
     assert abs(fresh) <= 0.001
+
+
+BEFORE_5 = JudgePolicy(noise_known=True)
+
+
+@pytest.mark.parametrize(("shape", "sd"), [("normal", 0.01), ("normal", 0.03), ("normal", 0.05), ("heavy", 0.05), ("lottery", 0.03), ("bimodal", 0.05)])
+def test_what_is_said_with_a_probability_is_true_as_often(shape: str, sd: float) -> None:
+    found = beliefs(NOISE[shape](sd), POLICY, 1000, seed=32)
+    assert found.calibration_error <= 0.045  # of which about 0.012 is chance
+    _, high = found.undecided.farthest_db
+    assert len(found.undecided.rows) > 100 and high <= 8.3
+    for said, real, count in found.bins:
+        if count >= 100:
+            assert abs(said - real) <= 0.12
+
+
+def test_causes_that_share_a_launch_are_not_all_certain_of_it() -> None:
+    """Each was credited with the whole: said with 0.99, true two times in three."""
+    now, before = (beliefs_of_bundles(normal(0.03), policy, 700, seed=33) for policy in (POLICY, BEFORE_5))
+    assert now.calibration_error <= 0.06 and now.brier <= 0.18
+    assert before.calibration_error > 0.2 and before.brier > 0.25  # this check can fail
 
 
 @pytest.mark.gate("S1")
