@@ -5,6 +5,7 @@ a terminal, drawn in whole frames; plain lines elsewhere. Reads the folded state
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections import deque
@@ -32,6 +33,8 @@ from optimizer.redact import printable
 from optimizer.report.prose import changes_text, result_text, sentence
 from optimizer.report.quiet_keys import quiet_keys
 from optimizer.report.remaining import Remaining, remaining, remaining_text
+from optimizer.report.setup import confidence_text, simulated_text
+from optimizer.report.status import status_text
 from optimizer.report.steady_stream import steady
 from optimizer.report.step_clock import StepClock
 from optimizer.report.whole_frames import WholeFrames
@@ -41,11 +44,13 @@ DECISIONS = {
     EntryKind.CHOSEN, EntryKind.JUDGED, EntryKind.PROMOTED, EntryKind.PRUNED, EntryKind.DEFERRED, EntryKind.ROLLED_BACK, EntryKind.DRIFTED, EntryKind.GUARD_FIRED,
 }  # fmt: skip
 BELIEFS, DECIDED = 5, 3
-SMALL_SCREEN = 34  # rows; on fewer the panel shows less, so that the story above it is seen
+SMALL_SCREEN, TINY_SCREEN, LEAST_SCREEN = 34, 20, 12  # rows; on fewer the panel shows less, so that the story above it is seen
+NARROW = 80  # columns; on fewer no row of the panel is wrapped
 LINE_CHARACTERS = 400  # of an entry on a terminal; the journal has it whole
 KIND_COLUMN = 15
 REDRAW_S = 0.25
 MOVED = 0.02  # probability
+_WORD = re.compile(r"[A-Za-z]{2,}[^\w.(]|[A-Za-z]{2,}$")
 STEPS = {
     "observe": "reading the box", "secure": "securing the box", "calibrate": "calibrating the load generator", "launch": "launching", "await_ready": "starting up",
     "measure": "measuring", "check": "testing without a relaunch", "stop": "stopping", "restore": "restoring", "propose": "asking the sampler",
@@ -146,7 +151,8 @@ class Progress:
                 self._took.setdefault(clock.kind, []).append(max(0.0, outcome["duration_s"] - windows))
 
     def note(self, text: str) -> None:
-        self._note = printable(text)
+        if len(_WORD.findall(text)) > 1 or not self._note:  # a list of sizes, or the end of a warning, says nothing to who waits
+            self._note = printable(text)
         if self._step is not None:
             self._step[0].heard(text, self._clock())
         if self._step is not None and self._step[0].kind == "await_ready" and (seen := startup_progress(text)) is not None:
@@ -161,8 +167,10 @@ class Progress:
         self.say(result["reason"] if result["reason"].startswith(ending) else f"{ending}. {result['reason']}")
         self.say(f"  baseline  {result_text(result['baseline'])}")
         self.say(f"  best      {result_text(result['best'])}")
+        if sure := confidence_text(state):
+            self.say(f"  sure      {sure}")
         self.say(f"  spent     {result['launches']} launch{'es' * (result['launches'] != 1)} after the baseline, {result['minutes']:.1f} minutes")
-        self.say(f"  box       {what_runs(state)}")
+        self.say(f"  box       {what_runs(state)}{' (simulated: no figure was measured on a GPU)' if simulated_text(state) else ''}")
         launch = f"; {'the best' if is_confirmed_better(state) else 'the original'} command line: {folder / 'launch.sh'}" if (folder / "launch.sh").exists() else ""
         self.say(f"  report    {folder / 'report.md'}{launch}")
 
@@ -177,12 +185,12 @@ class Progress:
         state = self._state
         if state is None or state.spec is None:
             return Panel(Text("Connecting …"), title="optimize")
-        spec, small = state.spec, self.console.height < SMALL_SCREEN
+        spec, small, tiny = state.spec, self.console.height < SMALL_SCREEN, self.console.height < TINY_SCREEN
         gap: list[RenderableType] = [] if small else [Text()]
-        parts: list[RenderableType] = [self._now(state)]
-        if state.ranked:
+        parts: list[RenderableType] = [self._now(state, tight=tiny or self.console.width < NARROW)]
+        if state.ranked and not tiny:
             parts += [*gap, self._beliefs(state, 3 if small else BELIEFS)]
-        if self._decided:
+        if self._decided and not tiny:
             parts += gap
             for entry in list(self._decided)[-1 if small else 0 :]:
                 parts.append(Text(f"{entry.seq:>4} {entry.kind.value:<8} {printable(sentence(entry))}", no_wrap=True, overflow="ellipsis"))
@@ -190,20 +198,27 @@ class Progress:
             parts += [*gap, Text(self._note, style="dim", no_wrap=True, overflow="ellipsis")]
         return Panel(Group(*parts), title=f"optimize · {spec.study} · {spec.target.text}")
 
-    def _now(self, state: State) -> Table:
+    def _now(self, state: State, *, tight: bool) -> Table:
+        """``tight``: on a small screen, one line for each row and no bar."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
-        if not state.boxes:
-            table.add_row("phase", f"{_phase_text(state)}{self._tested(state)}")
+
+        def cell(text: str) -> Text:
+            return Text(text, no_wrap=True, overflow="ellipsis") if tight else Text(text)
+
+        least = self.console.height < LEAST_SCREEN and self._step is not None
+        if not state.boxes and not least:
+            table.add_row("phase", cell(f"{_phase_text(state)}{self._tested(state)}"))
         for name, part in state.boxes.items():
-            table.add_row(name, f"{_phase_text(part)}{self._tested(part)}{_step_of(part)}")
+            table.add_row(name, cell(f"{_phase_text(part)}{self._tested(part)}{_step_of(part)}"))
         if self._step is not None and not state.boxes:
-            table.add_row("step", self._running())
+            table.add_row("step", self._running(bar=not tight))
         running = self._step[0].seconds(self._clock()) / 60.0 if self._step is not None else 0.0
-        table.add_row("budget", budget_text(state, remaining(state, self._launched_at, running), running))
+        if not least:
+            table.add_row("budget", cell(budget_text(state, remaining(state, self._launched_at, running), running)))
         if left := remaining_text(state, self._launched_at, running):
-            table.add_row("ends in", left)
+            table.add_row("ends in", cell(left))
         return table
 
     def _tested(self, state: State) -> str:
@@ -213,7 +228,7 @@ class Progress:
         predicted = f", predicted ×{test.ratio[0]:.2f} to ×{test.ratio[1]:.2f}" if test.ratio else ""
         return f" · {test.hypothesis}: {changes_text(test.changes) or 'a sample of its space'}{predicted}"
 
-    def _running(self) -> RenderableType:
+    def _running(self, *, bar: bool) -> RenderableType:
         """The running step with its bar: the server's own where it tells, else against how long this study's steps of the kind took."""
         assert self._step is not None
         clock, windows = self._step
@@ -228,9 +243,11 @@ class Progress:
             share = min(0.99, elapsed / usual)
         earlier = f"{len(took)} earlier" if usual else ""
         expected = "" if not usual else f", about {usual - elapsed:.0f} s to go, by {earlier}" if elapsed < usual else f", longer than {earlier} (about {usual:.0f} s)"
+        said = Text(f"{what}, {elapsed:.0f} s{expected}")
+        if not bar or share is None:
+            return Text(said.plain, no_wrap=not bar, overflow=None if bar else "ellipsis")
         row = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=1.0, completed=share or 0.0, width=20) if share is not None else Text("")
-        row.add_row(Text(f"{what}, {elapsed:.0f} s{expected}"), bar)
+        row.add_row(said, ProgressBar(total=1.0, completed=share, width=20))
         return row
 
     def _beliefs(self, state: State, shown: int) -> Table:
@@ -258,12 +275,12 @@ def _phase_text(state: State) -> str:
 
 
 def _status(state: State, name: str, status: str) -> str:
-    """In the report's words. What was kept on trust, to be decided by the confirmation, is not yet supported by anything."""
+    """In words. What was kept on trust, to be decided by the confirmation, is not yet supported by anything."""
     if status in ("supported", "kept") and state.provisional is not None and name in (state.provisional["hypothesis"], *state.provisional.get("companions", ())):
         return "kept on trial"
     if status in ("supported", "kept") and is_refuted(state):
         return "not confirmed"
-    return status.replace("_", " ")
+    return status_text(status)
 
 
 def _step_of(part: State) -> str:

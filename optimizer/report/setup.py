@@ -60,7 +60,7 @@ def both_levels(was: Mapping[str, Any], level: Mapping[str, Any]) -> tuple[tuple
             pair("requests_ok", "not known"))  # fmt: skip
 
 
-def _model(box: dict[str, Any]) -> str:
+def _model(box: Mapping[str, Any]) -> str:
     path, served = str(box.get("model_path") or ""), str(box.get("served_model") or "")
     name = path.rstrip("/").rpartition("/")[2] if path.startswith("/") else path
     return f"{name}, served as {served}" if name and served and served not in (path, name) else name or served

@@ -53,4 +53,4 @@ class StepClock:
             return ours * self._scale
         if self.kind not in ON_SERVER_CLOCK:
             return ours
-        return max(ours, sum(load.seconds(now, self._scale) for load in self._loads.values()))
+        return max(ours, sum(load.seconds(now, self._scale) for load in tuple(self._loads.values())))  # another thread hears

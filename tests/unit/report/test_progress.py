@@ -200,3 +200,32 @@ def test_nothing_of_a_box_moves_the_cursor_through_a_command(capsys: pytest.Capt
     out, err = capsys.readouterr()
     assert all(char == "\n" or char.isprintable() for char in out + err)
     assert json.loads(out.partition("\n\n")[2]) == {"said": value}  # a program gets what was said
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(30, 8), (60, 16), (80, 24), (110, 50)])
+def test_a_small_screen_keeps_room_for_the_story(columns: int, rows: int) -> None:
+    """One line for each row of the panel where there is little room, and the step's time is among what is left."""
+    view = Progress(io.StringIO(), Clock())
+    tallest, steps = 0, 0
+
+    def watch(state: State, entry: Entry) -> None:
+        nonlocal tallest, steps
+        view.watch(state, entry)
+        target = Console(file=io.StringIO(), width=columns, height=rows, force_terminal=True, color_system=None)
+        view.console = target
+        target.print(view._panel())
+        lines = target.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        tallest, steps = max(tallest, len(lines)), steps + any(re.match(r"│ step +(measuring|starting)", line) for line in lines)
+
+    log = MemoryLog()
+    log.append("opened", {"spec": spec().plain()}, expect=0)
+    box = ModelBox({"disable_cuda_graph": True}, lambda values: 400.0 if values.get("disable_cuda_graph") else 1200.0)
+    asyncio.run(drive(log, box, PLAN, watch=watch))
+    assert tallest <= rows - 3 and steps > 2, (tallest, steps)
+
+
+def test_a_line_that_says_nothing_does_not_take_the_place_of_one_that_does() -> None:
+    view = Progress(io.StringIO())
+    for line in ("Load weight begin. avail mem=138.9 GB", "  warnings.warn(", "288, 320, 352, 384, 416,"):
+        view.note(line)
+    assert view._note == "Load weight begin. avail mem=138.9 GB"
