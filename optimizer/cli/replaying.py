@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -45,6 +46,12 @@ def _refuse_what_says_nothing(ctx: click.Context, way: str) -> None:
             raise UsageError(f"{param.opts[0]} says nothing here. {_SAYS[way]}.", hint=f"{param.opts[0]} belongs to: {'; or '.join(_INSTEAD[one] for one in belongs)}")
 
 
+def _above_0(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (0 < value < math.inf):
+        raise UsageError(f"--baseline {value:g} is no measurement.", hint="It is what the rows' objective was before any of them: a number above 0.")
+    return value
+
+
 @click.command()
 @click.argument("study", required=False, shell_complete=study_names)
 @click.option("--verify", is_flag=True, help="Recompute every decision and compare it with the recorded one.")
@@ -63,7 +70,7 @@ def _refuse_what_says_nothing(ctx: click.Context, way: str) -> None:
 @click.option("--default", "default_", metavar="COL=VALUE,…", default="", help="The untuned configuration. Default: the group's first row.")
 @click.option("--launches", type=click.IntRange(1, 100_000), default=200, show_default=True, help="At most this many in a run.")
 @click.option("--logs", metavar="PATTERN", default="", help="The server log of each row, columns in braces: logs/trial_{trial}/server.log")
-@click.option("--baseline", type=float, help="With --logs: what was measured before any of the rows.")
+@click.option("--baseline", type=float, callback=_above_0, help="With --logs: what was measured before any of the rows.")
 @json_option
 @click.pass_context
 def replay(

@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer import __version__
 from optimizer.core.state import fold
-from optimizer.errors import JournalError
+from optimizer.errors import JournalError, UsageError
 from optimizer.journal import Journal, Place
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.study import POLICY_VERSION
@@ -37,6 +37,7 @@ def _verified(folder: Place, until: int | None) -> dict[str, Any]:
         journal.verify()
         entries = journal.read()
         plan_at = plans_by_entry(journal, entries)
+    _check_until(folder, entries, until)
     entries = entries[:until] if until else entries
     found = verify_entries(entries, plan_at)
     wrong = [{"seq": item.seq, "kind": item.kind, "recorded": item.recorded, "recomputed": item.recomputed} for item in found.mismatches]
@@ -50,6 +51,11 @@ def _verified(folder: Place, until: int | None) -> dict[str, Any]:
     if wrong and (made := _made_by(entries)):
         text += f"\n{made}"
     return {"study": folder.name, "entries": found.entries, "decisions": found.decisions, "mismatches": wrong, "identical": not wrong, "ended": ended, "text": text}
+
+
+def _check_until(folder: Place, entries: Sequence[Entry], until: int | None) -> None:
+    if until is not None and until > len(entries):
+        raise UsageError(f"{folder.name} has {len(entries)} entries: there is no entry {until}.", hint="Leave --until out to replay all of them.")
 
 
 def _made_by(entries: Sequence[Entry]) -> str:
@@ -91,6 +97,7 @@ def _driven(folder: Place, until: int | None) -> dict[str, Any]:
     with Journal.open(folder, write=False) as journal:
         entries = journal.read()
         plan = plans_by_entry(journal, entries)(entries[-1].seq)
+    _check_until(folder, entries, until)
     entries = entries[:until] if until else entries
     log = MemoryLog()
     first = entries[0]

@@ -67,8 +67,8 @@ def _place(own: FrontPoint, found: Sequence[Choice], by: Spread) -> str:
 def _text(name: str, latency: str, document: dict[str, Any], count: int) -> str:
     rows = document["front"]
     lines = [
-        f"{name}: {len(rows)} trade-off{'s' * (len(rows) != 1)} of {RATE} and {latency} that {count} measured points tell apart; {document['beaten']} of them "
-        f"{'is' if document['beaten'] == 1 else 'are'} beaten in both. "
+        f"{name}: {len(rows)} trade-off{'s' * (len(rows) != 1)} of {RATE} and {latency} among {count} measured points, as far as their launches tell them apart"
+        f"{f'; {beaten} of the points are beaten in both' if (beaten := document['beaten']) > 1 else '; one of the points is beaten in both' if beaten else ''}. "
         f"Intervals: 95 % over launches, by the study's noise ({document['noise']:.1%} of a launch; of the latency {document['latency_noise']:.1%})."
     ]
     for place, row in enumerate(rows, 1):

@@ -128,6 +128,12 @@ def test_an_option_that_would_say_nothing_is_refused_with_where_it_belongs(words
     assert "belongs to: optimize replay" in done.output or "a policy with luck" in done.output
 
 
+def test_an_entry_that_the_journal_does_not_have_is_no_end_of_a_replay() -> None:
+    for words in (("--verify",), ()):
+        done = call(str(HISTORY), *words, "--until", "9999")
+        assert done.exit_code == 2 and "there is no entry 9999" in done.output
+
+
 def test_what_an_older_policy_decided_otherwise_is_named_with_the_place_and_the_reason() -> None:
     done = call(str(HISTORY), "--verify")
     assert done.exit_code == 6, done.output

@@ -318,6 +318,8 @@ def test_a_default_that_was_never_measured_is_said(tmp_path: Path) -> None:
         (["--table", "T", "--params", "tp", "--objective", "output_tps", "--where", "tp"], "is not understood"),
         (["--table", "T", "--params", "tp", "--objective", "output_tps", "--logs", "x"], "--logs needs --baseline"),
         (["--table", "T", "--params", "tp", "--objective", "output_tps", "--baseline", "3"], "--baseline says nothing here"),
+        (["--table", "T", "--params", "tp", "--objective", "output_tps", "--logs", "x", "--baseline", "inf"], "--baseline inf is no measurement"),
+        (["--table", "T", "--params", "tp", "--objective", "output_tps", "--logs", "x", "--baseline", "-5"], "--baseline -5 is no measurement"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_a_usage_error(words: list[str], complaint: str, tmp_path: Path) -> None:
