@@ -1,5 +1,6 @@
 """An OpenTelemetry collector that is one HTTP server of this process: it keeps what it is sent, or behaves badly on purpose."""
 
+import gzip
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,8 @@ class Collector:
 
     def __init__(self, behaviour: str = "takes") -> None:
         self.requests: list[tuple[str, ExportTraceServiceRequest]] = []
+        self.heads: list[dict[str, str]] = []  # of each request, names in lower case
+        self.bodies: list[bytes] = []  # as protobuf
         self.asked, self.release = threading.Event(), threading.Event()
         collector = self
 
@@ -25,6 +28,9 @@ class Collector:
                     return
                 if behaviour == "takes":
                     assert self.headers["Content-Type"] == "application/x-protobuf"
+                    body = gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body
+                    collector.heads.append({name.lower(): value for name, value in self.headers.items()})
+                    collector.bodies.append(body)
                     collector.requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
                 self.send_response(200 if behaviour == "takes" else 400)
                 self.send_header("Content-Length", "0")
