@@ -155,7 +155,8 @@ def _ruled_out(state: State, plan: Plan, space: Space, names: Sequence[str], sco
     for name in names:
         asking = [book.id for book in plan.playbooks if _gives(book, space, name)]
         launched = [one for one in asking if (belief := state.beliefs.get(one, Belief())).tried and belief.measured_db < 0 and not set(belief.tried) & best]
-        if launched and all(one in by_id and by_id[one].probability <= RULED_OUT_PROBABILITY for one in asking):
+        # What a launch showed needs no probability beside it.
+        if launched and all(one in launched or (one in by_id and by_id[one].probability <= RULED_OUT_PROBABILITY) for one in asking):
             entries = ", ".join(f"{one} (entry {state.beliefs[one].entry})" for one in launched)
             found[name] = f"ruled out with {entries}: launched, and beaten in both rate and latency"
     return found

@@ -167,19 +167,28 @@ def _boxes(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
     names = [one["name"] for one in (entries[0].body.get("spec", {}).get("boxes") or ())] if entries else []
     for entry in entries:
         body, box = entry.body, entry.box or str(entry.body.get("box", ""))
-        if entry.kind == EntryKind.NOTE and body.get("lost"):
-            test = next((item for item in reversed(entries) if item.seq < entry.seq and item.kind == EntryKind.CHOSEN and item.box == entry.box), None)
-            over = test is None or any(item.kind in (EntryKind.PROMOTED, EntryKind.PRUNED, EntryKind.DEFERRED) and item.box == entry.box and test.seq < item.seq < entry.seq for item in entries)
-            trial = "it was in the midst of no trial" if over or test is None else f"its trial ({test.body['hypothesis']}, entry {test.seq}) is open again for the others"
-            again = next((item for item in entries if item.seq > entry.seq and item.kind == EntryKind.CHOSEN and item.box != entry.box and test is not None and item.body["hypothesis"] == test.body["hypothesis"]), None) if not over else None
-            taken = f", and {again.box} took it up at entry {again.seq}" if again is not None else ""
-            yield {**_row(entry, f"{box} was lost: {trial}{taken}. {body['text']}"), "box": box, "event": "lost"}
+        if entry.kind == EntryKind.NOTE and body.get("lost") and any(item.seq < entry.seq and item.kind == EntryKind.NOTE and item.body.get("back") and item.box == entry.box for item in entries):
+            yield {**_row(entry, f"{box} still did not answer; the guard there restores what was there, and `optimize restore --host {box}` does it once it answers"), "box": box, "event": "lost"}
+        elif entry.kind == EntryKind.NOTE and body.get("lost"):
+            yield {**_row(entry, f"{box} was lost: {_trial_of_the_lost(entries, entry)}. {body['text']}"), "box": box, "event": "lost"}
         elif entry.kind == EntryKind.NOTE and body.get("back"):
             yield {**_row(entry, f"{box}: {body['text']}"), "box": box, "event": "tried again"}
         elif entry.kind == EntryKind.CLOSED and names:
             for row in body.get("boxes", ()):
-                state = f"lost: {row['lost']}" if row.get("lost") else f"ended with {row['runs']} running" if row.get("runs") else "ended"
+                state = f"lost: {row['lost']}" if row.get("lost") else str(row["runs"]) if row.get("runs") else "ended"
                 yield {**_row(entry, f"{row['box']}: {row['launches']} launches after its baseline, {row['minutes']:.1f} minutes, {state}"), "box": row["box"], "event": "closed"}
+
+
+def _trial_of_the_lost(entries: Sequence[Entry], lost: Entry) -> str:
+    """What becomes of the trial that a lost box was in the midst of."""
+    here = [entry for entry in entries if entry.box == lost.box and entry.seq < lost.seq]
+    test = next((entry for entry in reversed(here) if entry.kind == EntryKind.CHOSEN), None)
+    settled = (EntryKind.PROMOTED, EntryKind.PRUNED, EntryKind.DEFERRED, EntryKind.REFUSED)
+    if test is None or any(entry.kind in settled and entry.seq > test.seq for entry in here):
+        return "it was in the midst of no trial"
+    name = test.body["hypothesis"]
+    again = next((entry for entry in entries if entry.seq > lost.seq and entry.kind == EntryKind.CHOSEN and entry.box != lost.box and entry.body["hypothesis"] == name), None)
+    return f"its trial ({name}, entry {test.seq}) is open again for the others" + (f", and {again.box} took it up at entry {again.seq}" if again is not None else "")
 
 
 def _done(entry: Entry, step: str) -> bool:

@@ -37,7 +37,9 @@ ROWS: list[tuple[EntryKind, str, str | None, dict[str, Any]]] = [
     (EntryKind.CHOSEN, "b", None, {"hypothesis": "other", "changes": {"x": 1}, "claim": "c", "space": None}),
     (EntryKind.NOTE, "b", None, {"lost": True, "text": "It does not answer.", "box": "b"}),
     (EntryKind.CHOSEN, "a", None, {"hypothesis": "other", "changes": {"x": 1}, "claim": "c", "space": None}),
-    (EntryKind.CLOSED, "", None, {"boxes": [{"box": "a", "launches": 2, "minutes": 9.0, "lost": "", "runs": "the best settings"}, {"box": "b", "launches": 1, "minutes": 4.0, "lost": "It does not answer.", "runs": ""}]}),
+    (EntryKind.NOTE, "b", None, {"back": True, "text": "Tried again, to bring it into its end state.", "box": "b"}),
+    (EntryKind.NOTE, "b", None, {"lost": True, "text": "It does not answer.", "box": "b"}),
+    (EntryKind.CLOSED, "", None, {"boxes": [{"box": "a", "launches": 2, "minutes": 9.0, "lost": "", "runs": "The best settings serve on a."}, {"box": "b", "launches": 1, "minutes": 4.0, "lost": "It does not answer.", "runs": ""}]}),
 ]  # fmt: skip
 ENTRIES = [
     Entry(seq=seq, at_utc="2026-01-01T00:00:00Z", epoch=1, kind=kind, key=key, body={**body, **({"box": box} if box else {})}, prev="", hash="")
@@ -80,7 +82,8 @@ def test_what_was_stopped_early_is_told_with_what_it_saved() -> None:
 def test_a_lost_box_is_told_with_its_trial_and_who_took_it_up() -> None:
     text = said("boxes")
     assert "11: b was lost: its trial (other, entry 10) is open again for the others, and a took it up at entry 12. It does not answer." in text
-    assert "13: a: 2 launches after its baseline, 9.0 minutes, ended with the best settings running" in text and "lost: It does not answer." in text
+    assert "13: b: Tried again" in text and "14: b still did not answer; the guard there restores" in text
+    assert "15: a: 2 launches after its baseline, 9.0 minutes, The best settings serve on a." in text and "lost: It does not answer." in text
 
 
 def test_the_report_has_the_same_and_says_nothing_where_nothing_happened() -> None:
