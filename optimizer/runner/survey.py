@@ -164,6 +164,9 @@ async def find_target(box: Box, spec: StudySpec, usual: LaunchSpec | None = None
         raise Unfit(f"No server on {box.name} can be tuned by itself. {why.strip()}", hint="docs/deployments.md says how a deployment is described.")
     if not running:
         hidden = " Somebody listens on that port, but this user may not see who." if found.port_owner_hidden else ""
+        for other in found.servers:
+            if spec.port is not None and spec.port in other.ports and not _study_of(other):
+                hidden = f" Process {other.pid} listens on port {spec.port}, and its command line is of no engine that is known: {command_text(other.argv, 160)}"
         raise Unfit(f"No inference server runs on {box.name} and none is described.{hidden}", hint=EXAMPLE.format(host=box.name))
     if len(running) > 1 and usual is not None and (known := engine_of(usual.argv, usual.env)) is not None:
         running = tuple(server for server in running if port_of(known, usual) in server.ports) or running

@@ -31,8 +31,8 @@ def refuse_fenced(folder: Folder, study: str, epoch: int) -> None:
     """A coordinator whose guard has fired has lost the box until it secures it again."""
     fenced = store.read_record(os.path.join(folder.study(study), "fenced.json"))
     if fenced is not None and int(fenced["epoch"]) >= epoch:
-        raise Refused("guard_fired", "The guard took the box back while the coordinator was silent. Nothing was changed now. "
-                      "Resume the study: it re-measures the baseline before it goes on.")  # fmt: skip
+        raise Refused("guard_fired", "The guard took the box back, as the coordinator was silent or somebody restored the box. Nothing was "
+                      "changed now.")  # fmt: skip
 
 
 def without_markers(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

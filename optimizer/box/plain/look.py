@@ -126,7 +126,7 @@ def command(request: dict[str, Any]) -> dict[str, Any]:
             "stderr": "",
             "timed_out": False,
             "truncated": False,
-            "not_started": str(error),
+            "not_started": _why_not_started(error, request.get("cwd")),
         }
     assert child.stdout is not None and child.stderr is not None
     outputs = {child.stdout: bytearray(), child.stderr: bytearray()}
@@ -169,6 +169,15 @@ def command(request: dict[str, Any]) -> dict[str, Any]:
         "truncated": truncated,
         "not_started": None,
     }
+
+
+def _why_not_started(error: Exception, directory: str | None) -> str:
+    if directory and not os.path.isdir(procfs.raw(directory)):
+        # the kernel shows the directory of a process that has been removed under it so
+        return "its working directory %s is gone" % re.sub(r" \(deleted\)$", "", directory)
+    if isinstance(error, OSError) and error.filename:
+        return "%s: %s" % (procfs.text(os.fsencode(error.filename)), error.strerror)
+    return str(error)
 
 
 _OVERLAP_BYTES = 4096
