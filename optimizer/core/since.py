@@ -16,6 +16,7 @@ WEIGHED_WITH_NOISE: Final = 5  # a measurement moves a belief by the error term 
 ARM_NEEDS_A_POINT: Final = 5  # a control arm whose parameters do not exist here ends before its baseline
 FRONT_PRUNED: Final = 5  # the search of a front leaves out what only ruled-out causes would change
 LIMIT_SAID: Final = 5  # a study that spends its budget says so where the target is out of reach besides
+BEST_EFFORT_LOOKS: Final = 5  # with --best-effort an idea is looked at again although nothing reaches the target
 STARTABLE: Final = 5  # a value with which the engine never starts here is no value of a space that is sampled
 SHARED_CREDIT: Final = 5  # of one launch with several causes each is credited with what the others leave open
 

@@ -158,17 +158,23 @@ def _pair_first(state: State, plan: Plan, test: Test) -> bool:
         return False
     if test.ratio is None:
         return True
-    if state.reach != "none":  # nothing can reach the target any more: one launch per idea
+    if _one_launch_each(state):
         return False
     middle = economy.typical_ratio(test.ratio)
     return economy.needs_second_baseline((middle, middle), closing.pooled(state).sd, closing.policy(state).quick_exit_sd)
+
+
+def _one_launch_each(state: State) -> bool:
+    """Nothing can reach the target any more: an idea gets one launch and no further look. Whoever asked for the best all the same gets it."""
+    assert state.spec is not None
+    return state.reach != "none" and not (state.spec.best_effort and since.decides_by(state.spec, since.BEST_EFFORT_LOOKS))
 
 
 def _judged(state: State, plan: Plan, test: Test) -> Judgement:
     assert test.settings is not None and state.spec is not None
     candidate, baseline = state.arm(test.settings), state.base_arm
     left = closing.launches_left(state, reserve=1)
-    if state.reach != "none":  # nothing can reach the target any more: one launch per idea, no further looks
+    if _one_launch_each(state):
         left = 0
     judgement = judge(candidate.arm(), baseline.arm(), closing.pooled(state), test.ratio, closing.policy(state), left)
     if state.spec.target.primary is not None and state.spec.target.primary.metric == goodput.METRIC:
