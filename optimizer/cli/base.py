@@ -84,10 +84,10 @@ def columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def writable(path: Path | None, why: str = UsageError.matters) -> None:
+def writable(path: Path | None) -> None:
     """Raises UsageError before any work is done where the file could not be written; folders are not made, as a typing error would make one."""
     if path is not None and not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path} cannot be written: there is no such folder, or it is closed to this user.", why=why, hint="Name a file in a folder that is there and can be written.")
+        raise UsageError(f"{path} cannot be written: there is no such folder, or it is closed to this user.", why="The result would be lost, so nothing was begun.", hint="Name a file in a folder that is there and can be written.")
 
 
 def json_option(command: Any) -> Any:

@@ -67,7 +67,7 @@ def bench(ctx: click.Context, /, as_json: bool, **values: Any) -> None:
     if plot_file is not None and plot_file.suffix.lower() not in (".svg", ".html"):
         raise UsageError(f"The plot {plot_file.name} must end in .svg or .html.")
     for path in (values["csv_file"], plot_file, values["out"], *(path for _, path in values["exports"])):
-        writable(path, "The result would be lost, so nothing was measured.")
+        writable(path)
     if any(name == "aiperf" for name, _ in values["exports"]) and (values["knee"] or "," in f"{values['concurrency']}{values['rate']}"):
         raise UsageError("A result file of aiperf holds one load.", hint="Give one --concurrency or --rate, or another form.")
     if values["against"] and values["knee"]:

@@ -26,12 +26,15 @@ def changed(state: State) -> dict[str, Any]:
 def why_set(entries: Sequence[Entry], state: State, text: str) -> dict[str, Any]:
     """``answer``: changed, taken_back, absent (kept off a command line that it never was on), tested or given. ``text``: ``name``, ``--flag``, ``VARIABLE``, each with or without ``=value``.
     Raises UsageError for a setting that the study neither changed, tested nor found on the command line."""
-    name = _name(text)
+    name = _of_cause(entries, state, text) or _name(text)
     tested = [entry for entry in entries if entry.kind in _TRIED and name in (entry.body.get("changes") or {})]
     kept = [entry for entry in entries if entry.kind == EntryKind.PROMOTED and name in entry.body["changes"]]
     study = state.spec.study if state.spec else ""
     if not kept and not tested and name not in state.given:
         known = ", ".join(changed(state)) or "none"
+        if any(row["id"] == text.strip() for row in state.ranked) or text.strip() in state.beliefs:
+            raise UsageError(f"The study {study} kept nothing for the cause {text.strip()!r}. Changed: {known}.",
+                             hint=f"optimize why-not {study} {text.strip()} says what became of it.")  # fmt: skip
         raise UsageError(f"The study {study} did not change {name!r}. Changed: {known}.",
                          hint=f"optimize why-not {study} {text.strip()} says what ruled it out, or what its test would cost.")  # fmt: skip
     found: dict[str, Any] = {"study": study, "setting": name, "given": name in state.given, "given_value": state.given.get(name)}
@@ -49,6 +52,17 @@ def why_set(entries: Sequence[Entry], state: State, text: str) -> dict[str, Any]
         **_idea(entries, promoted, name), **_look(entries, promoted, name),
         "result": {key: state.closed[key] for key in ("baseline", "best")} | {"entry": entries[-1].seq} if state.closed is not None and stands else None,
     }  # fmt: skip
+
+
+def _of_cause(entries: Sequence[Entry], state: State, text: str) -> str | None:
+    """The first setting that was changed for the cause of this name; None where it is none, or nothing was kept for it."""
+    asked = text.strip()
+    for entry in entries:
+        if entry.kind == EntryKind.PROMOTED and asked in (entry.body["hypothesis"], *entry.body.get("companions", ())):
+            changes = [name for name, value in sorted(entry.body["changes"].items()) if value is not None or name in state.given] or sorted(entry.body["changes"])
+            mine = [name for name in changes if any(cause["id"] == asked for cause in _idea(entries, entry, name)["causes"])]
+            return next(iter(mine or changes), None)
+    return None
 
 
 def _name(text: str) -> str:
@@ -104,7 +118,11 @@ def _look(entries: Sequence[Entry], promoted: Entry, name: str) -> dict[str, Any
              and entry.body.get("hypothesis") == promoted.body["hypothesis"]]  # fmt: skip
     measured = {key: looks[-1].body["judgement"][key] for key in _INTERVAL} | {"entry": looks[-1].seq, "launched": looks[-1].cause} if looks else None
     weighed = looks[-1].body.get("weighed", "") if looks else ""
-    return {"measured": measured, "weighed": weighed, "kept_because": promoted.body.get("why", ""), "flips": list(_flips(entries, promoted, name))}
+    answers = next((entry.body["answers"] | {"entry": entry.seq} for entry in reversed(looks) if entry.body.get("answers")), None)
+    side = [{"concurrency": row["concurrency"], "before": row["before"], "after": row["after"], "ratio": row["ratio"], "entry": looks[-1].seq}
+            for row in (looks[-1].body.get("side", ()) if looks else ())][1:]  # fmt: skip
+    return {"measured": measured, "weighed": weighed, "kept_because": promoted.body.get("why", ""), "flips": list(_flips(entries, promoted, name)),
+            "answers": answers, "side": side}  # fmt: skip
 
 
 def _flips(entries: Sequence[Entry], promoted: Entry, name: str) -> Iterator[dict[str, Any]]:

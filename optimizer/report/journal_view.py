@@ -14,7 +14,7 @@ from optimizer.journal import Journal, Place
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.target import unit_of
 from optimizer.report.asking_view import facts_text
-from optimizer.report.prose import sentence
+from optimizer.report.prose import interval_text, number, sentence
 from optimizer.report.search_view import search_story
 from optimizer.report.setting_view import setting_text
 
@@ -91,7 +91,7 @@ def _chain(entries: Sequence[Entry], seq: int) -> Iterator[Entry]:
     """The entry and those that led to it, nearest first. Raises UsageError where there is no such entry."""
     by_seq = {entry.seq: entry for entry in entries}
     if seq not in by_seq:
-        raise UsageError(f"There is no entry {seq}; the journal has {len(entries)}.", hint="optimize journal STUDY --all lists them.")
+        raise UsageError(f"There is no entry {seq}; the journal has {len(entries)}.", hint=f"optimize journal {_study_of(entries)} --all lists them.")
     current: Entry | None = by_seq[seq]
     for _ in range(50):
         if current is None:
@@ -99,6 +99,10 @@ def _chain(entries: Sequence[Entry], seq: int) -> Iterator[Entry]:
         yield current
         cause = _implied_cause(entries, current) or current.cause
         current = by_seq.get(cause) if cause and cause < current.seq else None
+
+
+def _study_of(entries: Sequence[Entry]) -> str:
+    return next((str(entry.body["spec"]["study"]) for entry in entries if entry.kind == EntryKind.OPENED), "STUDY")
 
 
 def _support(entry: Entry) -> list[str]:
@@ -217,7 +221,8 @@ def study_rows(folders: Sequence[Place]) -> list[dict[str, Any]]:
         best = (state.closed or {}).get("best", {})
         rows.append({
             **row, "host": state.spec.host.name, "target": state.spec.target.text, "ending": state.closed["ending"] if state.closed else "open",
-            "measured": state.closed is None or any(arm.results for arm in state.arms.values()), "launches": state.launches_after, "minutes": round(state.minutes, 1), "best": best.get("value"), "metric": best.get("metric"),
+            "measured": state.closed is None or any(arm.results for arm in state.arms.values()), "launches": state.launches_after, "minutes": round((state.closed or {}).get("minutes", state.minutes), 1), "best": best.get("value"), "metric": best.get("metric"),
+            "interval": best.get("interval"),
         })  # fmt: skip
     return rows
 
@@ -229,19 +234,34 @@ def study_table(rows: Sequence[dict[str, Any]], *, everything: bool = False) -> 
         return "No study yet. Start one: optimize run --host sim:h200-7b"
     idle = [row["study"] for row in rows if not everything and not row.get("measured", True)]
     rows = [row for row in rows if row["study"] not in idle]
-    lines = [f"{'study':<12} {'ending':<30} {'target':<22} {'host':<26} {'launches':>8} {'minutes':>8} {'best':>14}"]
-    for row in rows:
-        best = f"{row['best']:.4g} {unit_of(row['metric'])}" if isinstance(row.get("best"), int | float) else ""
-        lines.append(
-            f"{row['study']:<12} {row['ending']:<30} {row.get('target', ''):<22} {row.get('host', ''):<26} "
-            f"{row.get('launches', ''):>8} {row.get('minutes', ''):>8} {best:>14}"
-        )
-        if "do" in row:
-            lines += [f"{'':<12} {text}" for text in (row["said"], row["why"], *row["do"].splitlines())]
+    cells = [_COLUMNS, *([row["study"], row["ending"].replace("_", " "), row.get("target", ""), row.get("host", ""), str(row.get("launches", "")), _minutes_of(row), _best(row)] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_COLUMNS))]
+    lines = []
+    for line, found in zip(cells, [None, *rows], strict=True):
+        lines.append("  ".join(text.rjust(width) if column in (4, 5) else text.ljust(width) for column, (text, width) in enumerate(zip(line, widths, strict=True))).rstrip())
+        if found is not None and "do" in found:
+            lines += [f"{'':<{widths[0]}}  {text}" for text in (found["said"], found["why"], *found["do"].splitlines())]
     if idle:
         named = ", ".join(idle[:5]) + (", …" if len(idle) > 5 else "")
         lines.append(f"{len(idle)} more ended before anything was measured ({named}): optimize studies --all")
     return "\n".join(lines)
+
+
+_COLUMNS = ["study", "ending", "target", "host", "launches after the baseline", "minutes", "best, with its 95 % interval"]
+
+
+def _minutes_of(row: Mapping[str, Any]) -> str:
+    return f"{row['minutes']:,.1f}" if "minutes" in row else ""
+
+
+def _best(row: Mapping[str, Any]) -> str:
+    if not isinstance(row.get("best"), int | float):
+        return ""
+    unit = unit_of(row["metric"])
+    if not row.get("interval"):
+        return f"{number(row['best'])} {unit}"
+    low, high = row["interval"]
+    return interval_text(low, high, row["best"], unit)
 
 
 def _entries(folder: Place) -> list[Entry]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optimizer.report.asking_view import facts_text
-from optimizer.report.prose import changes_text, result_text, reworded
+from optimizer.report.prose import changes_text, number, result_text, reworded
 
 
 def setting_text(found: Mapping[str, Any]) -> str:
@@ -33,6 +33,10 @@ def setting_text(found: Mapping[str, Any]) -> str:
         lines.append(f"  predicted  ×{found['predicted'][0]:.2f} to ×{found['predicted'][1]:.2f} (entry {found['chosen']})")
     if found["measured"]:
         lines.append(f"  measured   {_measured(found['measured'])}")
+    for row in found["side"]:
+        lines.append(f"  beside     at c={row['concurrency']} {number(row['before'])} -> {number(row['after'])} tok/s (×{row['ratio']:.2f}, one launch each, no interval; entry {row['entry']})")
+    if found["answers"]:
+        lines.append(f"  answers    {found['answers']['verdict'].replace('_', ' ')}: {found['answers']['why']} (entry {found['answers']['entry']})")
     if found["weighed"]:
         lines.append(f"  belief     {found['weighed']}")
     if not found["measured"] or found["measured"]["entry"] > found["entry"]:  # the reason of the day, not what was learned later

@@ -62,6 +62,7 @@ from optimizer.wiring.roots import journal_of as journal_of
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a folder here and on the box, and part of every launch id
 _LATENCY = re.compile(r"(ttft|tpot|itl|e2e)_p[0-9]{1,2}_ms")
+LONGEST_MINUTES = 4 * 7 * 24 * 60
 PINNED_PACKAGES = ("optuna", "pydantic", "asyncssh", "httpx", "sqlite-utils")
 EXIT_OF_ENDING = {
     "met": 0, "not_met": 3, "unreachable_by_configuration": 3, "nothing_to_tune": 3, "unfit": 4, "needs_operator": 5,
@@ -236,8 +237,8 @@ def _workload(options: Options, base: Workload, target: Target) -> Workload:
 def _check_numbers(options: Options) -> None:
     if options.launches < 2:
         raise UsageError(f"A budget of {options.launches} launches cannot test anything.", hint="Give at least --launches 2.")
-    if not 0 < options.minutes < math.inf:
-        raise UsageError("The budget must be longer than 0 minutes, and end one day.", hint="Example: --budget 2h")
+    if not 0 < options.minutes <= LONGEST_MINUTES:
+        raise UsageError(f"A budget of {options.minutes:g} minutes is none: it must be longer than 0, and four weeks at most.", hint="Example: --budget 2h")
     if options.tradeoff and not _LATENCY.fullmatch(options.tradeoff):
         raise UsageError(f"--tradeoff {options.tradeoff!r} is no latency that is measured.", hint="Examples: tpot_p50_ms, ttft_p99_ms, e2e_p90_ms")
     numbers = {"--guard-minutes": options.guard_minutes, "--confirm-window": options.confirm_window_s, "--time-scale": options.time_scale}

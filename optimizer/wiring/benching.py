@@ -87,7 +87,8 @@ def asked(options: BenchOptions) -> Asked:
     if options.url:
         parts = urlsplit(options.url)
         if not _has_port(options.url) or parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise UsageError("That is no server's address.", hint=f"Example: http://127.0.0.1:8000. A key goes into the environment: {KEY_VARIABLE}=… optimize bench URL")
+            said = options.url.partition("?")[0].rpartition("@")[2]  # neither a password nor a key in it
+            raise UsageError(f"{said!r} is no server's address.", hint=f"Example: http://127.0.0.1:8000. A key goes into the environment: {KEY_VARIABLE}=… optimize bench URL")
     target = parse_target(options.target) if options.target else Target()
     workload = hosts.read_workload(options.workload, Workload()) if options.workload else Workload()
     changes = dict(options.changes)

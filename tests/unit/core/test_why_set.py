@@ -97,3 +97,22 @@ def test_both_commands_answer_and_a_number_is_still_an_entry():
     assert json.loads(said("journal", name, "--why", "disable_cuda_graph", "--json")) == json.loads(said("why", name, "disable_cuda_graph", "--json"))
     entry = json.loads(said("why", name, "disable_cuda_graph", "--json"))["entry"]
     assert said("journal", name, "--why", str(entry)) == said("why", name, str(entry))
+
+
+def test_a_cause_is_answered_by_the_setting_that_cured_it_and_one_that_was_not_is_no_setting(recorded):
+    state = fold(recorded)
+    assert why_set(recorded, state, "cuda-graph-disabled") == why_set(recorded, state, "disable_cuda_graph")
+    assert why_set(recorded, state, "admission-cap-too-low")["setting"] == "max_running_requests"
+    other = next(row["id"] for row in state.ranked if row["id"] not in ("cuda-graph-disabled", "admission-cap-too-low"))
+    with pytest.raises(UsageError, match="kept nothing for the cause") as caught:
+        why_set(recorded, state, other)
+    assert f"why-not {state.spec.study} {other}" in caught.value.hint
+
+
+def test_what_was_said_of_the_answers_and_of_other_loads_is_told(recorded):
+    found = setting_document(recorded, "disable_cuda_graph")
+    judged = next(entry for entry in recorded if entry.seq == found["measured"]["entry"])
+    assert [row["concurrency"] for row in found["side"]] == [row["concurrency"] for row in judged.body["side"]][1:]
+    assert all(f"at c={row['concurrency']}" in found["text"] for row in found["side"])
+    told = judged.body.get("answers")
+    assert (found["answers"] is None) == (not told) and (not told or f"  answers    {told['verdict'].replace('_', ' ')}: {told['why']}" in found["text"])

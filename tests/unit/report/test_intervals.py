@@ -40,3 +40,9 @@ def test_studies_that_measured_nothing_do_not_fill_the_list() -> None:
     assert [line.split()[0] for line in said] == ["study", "good", "torn", "7"]
     assert said[-1] == "7 more ended before anything was measured (typo0, typo1, typo2, typo3, typo4, …): optimize studies --all"
     assert len(study_table(rows, everything=True).splitlines()) == 10
+
+
+def test_the_list_of_studies_has_words_intervals_and_columns_that_hold() -> None:
+    row = {"host": "box", "target": "1000tps", "ending": "not_met", "launches": 2, "minutes": 83.8, "best": 2372.0, "interval": [2182.0, 2580.0], "metric": "output_tokens_per_s", "measured": True}
+    head, short, long = study_table([{"study": "a", **row}, {"study": "a-study-with-a-long-name", **row}]).splitlines()
+    assert short.index("not met") == long.index("not met") == head.index("ending") and "2,372 tok/s [2,182, 2,580]" in short and "launches after the baseline" in head
