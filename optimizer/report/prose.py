@@ -44,7 +44,8 @@ def interval_text(low: Any, high: Any, value: Any = None, unit: str = "") -> str
     known = [float(one) for one in (value, low, high) if isinstance(one, int | float)]
     greatest = max((abs(one) for one in known), default=0.0)
     places = max(0, 3 - math.floor(math.log10(greatest))) if greatest > 0 else 0
-    texts = [f"{one:,.{places}f}" if isinstance(one, int | float) else number(one) for one in (value, low, high)]
+    counted = value is None or value != 0  # where nothing was counted the upper end is a bound, and no figure has a place
+    texts = [f"{one:,.{places}f}" if isinstance(one, int | float) and counted else number(one) for one in (value, low, high)]
     return " ".join(part for part in (*((texts[0], unit) if value is not None else ()), f"[{texts[1]}, {texts[2]}]") if part)
 
 
