@@ -275,8 +275,8 @@ def _contest(
              "decisions_per_s": round(score.steps / score.own_s) if score.own_s > 0 else None, "identical": True}  # fmt: skip
     reached = score.launches_to["95%"]
     found["text"] = (
-        f"{folder.name}: {options.policy} needs {reached.mean:.1f} launches (mean of {seeds} seeds) from {start.name} to 95 % of the best of "
-        f"{len(others)} recorded configurations; {score.not_recorded:.1f} points asked for were never measured."
+        f"{folder.name}: {options.policy} needs {reached.mean:.1f} ± {reached.se:.1f} launches (mean of {seeds} seeds ± its standard error) from {start.name} to 95 % of the "
+        f"best of {len(others)} recorded configurations; {score.not_recorded:.1f} points asked for were never measured. Launches that failed are not among them."
     )
     return found
 
