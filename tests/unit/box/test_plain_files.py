@@ -17,7 +17,7 @@ from tests.old_syntax import parsed
 FOLDER = Path(__file__).parents[3] / "optimizer" / "box"
 FILES = [FOLDER / "shim.py", FOLDER / "guard.py", *sorted((FOLDER / "plain").glob("*.py"))]
 ALLOWED = {
-    "__future__", "base64", "collections", "errno", "fcntl", "glob", "http", "json", "os", "pwd", "re", "resource", "select", "selectors",
+    "__future__", "base64", "collections", "ctypes", "errno", "fcntl", "glob", "http", "json", "os", "pwd", "re", "resource", "select", "selectors",
     "shutil", "signal", "stat", "struct", "subprocess", "sys", "threading", "time",
     "traceback", "types", "typing",
 }  # fmt: skip
