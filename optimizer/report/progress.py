@@ -170,7 +170,7 @@ class Progress:
         if sure := confidence_text(state):
             self.say(f"  sure      {sure}")
         self.say(f"  spent     {result['launches']} launch{'es' * (result['launches'] != 1)} after the baseline, {result['minutes']:.1f} minutes")
-        self.say(f"  box       {what_runs(state)}{' (simulated: no figure was measured on a GPU)' if simulated_text(state) else ''}")
+        self.say(f"  box       {what_runs(state)}{' It is simulated: no figure was measured on a GPU.' if simulated_text(state) else ''}")
         launch = f"; {'the best' if is_confirmed_better(state) else 'the original'} command line: {folder / 'launch.sh'}" if (folder / "launch.sh").exists() else ""
         self.say(f"  report    {folder / 'report.md'}{launch}")
 

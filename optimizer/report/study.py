@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from optimizer.core import forensics
@@ -64,7 +65,8 @@ def launch_files(commander: Commander, state: State, plan: Plan) -> dict[str, st
         return {**render_members(_members(commander, settings), changed, health, comments), "changes.diff": _difference(then, now)}
     command, before = _command(commander, settings), _command(commander, Settings())
     values = {**state.given, **settings.values}
-    scripts = render(command, changed, comments)
+    here = _on_its_box(command, state, context.model_path)
+    scripts = render(here, changed, comments)
     identity = adapter.identity(command.argv, commander.session.flags)
     gpus, nodes = _gpus(adapter, values, context.gpu_count, command.env)
     version = context.engine_version or str(state.evidence.value("engine.version") or "")
@@ -74,7 +76,7 @@ def launch_files(commander: Commander, state: State, plan: Plan) -> dict[str, st
         cwd=context.launch.cwd, model_path=context.model_path,
         notes=(*comments, *(changes_text({name: value}) for name, value in changed.items())),
     )  # fmt: skip
-    return {**scripts, **deploy.files(command, carried), "changes.diff": _difference(render(before, {}), render(command, {}))}
+    return {**scripts, **deploy.files(command, carried), "optimized.service": deploy.systemd_unit(here, carried), "changes.diff": _difference(render(before, {}), render(command, {}))}
 
 
 def _gpus(adapter: Engine, values: Mapping[str, Any], of_box: int, env: Mapping[str, str | None]) -> tuple[int, int]:
@@ -86,6 +88,13 @@ def _gpus(adapter: Engine, values: Mapping[str, Any], of_box: int, env: Mapping[
     if not visible:
         return 0, nodes
     return (-(-adapter.gpus_of(values) // nodes) if adapter.parallel_params else visible), nodes
+
+
+def _on_its_box(command: Command, state: State, model_path: str | None) -> Command:
+    """The same where it was measured. The engine of a simulated box lies in the box's own folder, beside its models."""
+    if not simulated_text(state) or not model_path:
+        return command
+    return Command(argv=command.argv, env={"PYTHONPATH": str(PurePosixPath(model_path).parents[1] / "site"), **command.env})
 
 
 def _final(settings: Settings) -> Launch:

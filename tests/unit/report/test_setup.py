@@ -9,12 +9,13 @@ import pytest
 from optimizer.box.box import Box
 from optimizer.core.confidence import next_launch
 from optimizer.core.state import State, fold
+from optimizer.engines.base import Command
 from optimizer.journal import Journal
 from optimizer.model.entry import Entry
 from optimizer.report.document import study_document
 from optimizer.report.page import report_html
 from optimizer.report.setup import both_levels, confidence_text, setup, simulated_text
-from optimizer.report.study import launch_files, report_markdown
+from optimizer.report.study import _on_its_box, launch_files, report_markdown
 from optimizer.runner.execute import LiveExecutor
 from optimizer.transport.local import LocalTransport
 from optimizer.wiring import pinned_library, plan_of
@@ -60,6 +61,14 @@ def test_whatever_a_simulated_box_leaves_says_that_it_is_simulated() -> None:
         for name in ("launch.sh", "optimized.service", "compose.yaml", "kubernetes.yaml"):
             assert "Simulated: sim:h200-7b" in files[name], name
         assert not any("Simulated" in text for text in launch_files(reader, real, plan).values())
+
+
+def test_what_starts_on_a_simulated_box_finds_its_engine_beside_its_models() -> None:
+    _, real, journal = study()
+    journal.close()
+    command, path = Command(argv=("python3", "-m", "sglang.launch_server"), env={"A": "1"}), "/runs/first/box/sim-h200-7b/models/dense-7b"
+    assert _on_its_box(command, simulated(real), path).env == {"A": "1", "PYTHONPATH": "/runs/first/box/sim-h200-7b/site"}
+    assert _on_its_box(command, real, path) is command and _on_its_box(command, simulated(real), None) is command
 
 
 def test_the_chance_of_the_next_launch_follows_the_distance_to_the_target_and_the_noise() -> None:
