@@ -218,7 +218,8 @@ BELIEFS = """
 Hypotheses with known truth, each with a probability of 0.2, 0.5 or 0.8 before its test and a prediction of 1.03 to 1.30, 1.10 to 1.50 or
 1.5 to 4.0: a real cause has its effect anywhere in the prediction, another one has none. What was measured moves the probability
 (`optimizer/core/weight.py`); a cell is the mean probability said, the share of those hypotheses that is real, and how many they are. The
-error is the mean distance of the two. *Undecided* are tests whose interval holds 1: how far the farthest of them moved its belief.
+error is the mean distance of the two. *Undecided* are tests whose interval holds both 1 and what is predicted at least: how far the farthest
+of them moved its belief. That they may not move it farther is why ideas without effect are said to be likelier than they are.
 *Useless ±3 %* are changes whose cause is not real and which still do something. Of several causes in one launch, three with a
 probability of 0.3, 0.6 or 0.9 each, the effects of the real ones multiply. *Before* is policy version 4: noise taken as known, and each
 cause of a launch credited with all of it.

@@ -270,7 +270,8 @@ def winners_curse(ideas: int, draw: Draw, runs: int, seed: int) -> tuple[float, 
 
 @dataclass
 class Beliefs:
-    """Many hypotheses with known truth: (real, probability before the launches, probability after them, the interval decided nothing)."""
+    """Many hypotheses with known truth: (real, probability before the launches, probability after them, whether the interval holds both no change
+    and what is predicted at least)."""
 
     rows: list[tuple[bool, float, float, bool]] = field(default_factory=list)
 
@@ -316,7 +317,7 @@ def beliefs(draw: Draw, policy: JudgePolicy, runs: int, seed: int, useless: Draw
         box = Box(rng, draw, policy)
         box.baseline = [box.launch(0.0), box.launch(0.0)]
         judgement = box.test(_inside(rng, prediction) if real else useless(rng), prediction, 18).judgement
-        found.rows.append((real, before, _moved(before, judgement.bayes_db), judgement.low <= 1.0 <= judgement.high))
+        found.rows.append((real, before, _moved(before, judgement.bayes_db), judgement.low <= 1.0 and judgement.high >= prediction[0]))
     return found
 
 
@@ -336,7 +337,7 @@ def beliefs_of_bundles(draw: Draw, policy: JudgePolicy, runs: int, seed: int) ->
         gained = {name: weight.db for name, weight in share(what, known, policy).items()} if what is not None else dict.fromkeys(known, judgement.bayes_db)
         for name, cause in known.items():
             after = _moved(cause.probability, gained[name])
-            found.rows.append((real[name], cause.probability, after, judgement.low <= 1.0 <= judgement.high))
+            found.rows.append((real[name], cause.probability, after, judgement.low <= 1.0 and judgement.high >= joint[0]))
     return found
 
 

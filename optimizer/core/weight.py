@@ -67,7 +67,7 @@ def weigh(what: Seen, prediction: Prediction, policy: JudgePolicy) -> Weight:
     low, high = _edges(prediction)
     d = max(min(what.d, high), 0.0)
     ratio = _density(what, d, low, high) / _density(what, d, -what.rope, what.rope)
-    return limited(10 * math.log10(ratio), what, (low + high) / 2, policy)
+    return limited(10 * math.log10(ratio), what, low, policy)
 
 
 def share(what: Seen, causes: Mapping[str, Cause], policy: JudgePolicy, whole: Cause | None = None) -> dict[str, Weight]:
@@ -96,24 +96,25 @@ def share(what: Seen, causes: Mapping[str, Cause], policy: JudgePolicy, whole: C
             others = math.prod(odds[other] if other in real else 1 - odds[other] for other in told if other != name)
             totals[name in real].append(others * density)
         with_it, without = (by_itself + (1 - surely) * math.fsum(totals[is_real]) for is_real in (True, False))
-        found[name] = limited(10 * math.log10(with_it / without), what, math.fsum(edges[name]) / 2, policy)
+        found[name] = limited(10 * math.log10(with_it / without), what, edges[name][0], policy)
     return found
 
 
-def limited(full_db: float, what: Seen, middle: float, policy: JudgePolicy) -> Weight:
+def limited(full_db: float, what: Seen, edge: float, policy: JudgePolicy) -> Weight:
     """What counts of a factor: a reader who sees an interval that decides nothing never finds a belief beside it that the same launches
     have decided.
 
     While the interval holds no useful change, nothing speaks for the cause with more than ``most_db`` of the confidence at which it would
-    no longer hold it; while it holds the ``middle`` of the prediction (on the log scale), nothing speaks against the cause with more than
-    ``most_db`` of its own confidence. One test is worth no more than ``bayes_clip_db`` in any case."""
+    no longer hold it; while it holds the predicted lower ``edge``, nothing speaks against the cause with more than ``most_db`` of its own
+    confidence. What that costs is certainty about ideas without effect, of which less is said than is true; graded as the first, they
+    would stay at even odds. One test is worth no more than ``bayes_clip_db`` in any case."""
     db, why = full_db, ""
     if db > 0 and what.d - what.half <= what.rope:
         excluded_at = max(1 - 2 * t_cdf((what.rope - what.d) / what.se, what.degrees_of_freedom), 0.0)
         if db > (most := most_db(excluded_at)):
             db, why = most, f"because the interval holds no useful change from {100 * excluded_at:.1f} % on"
-    elif db < -(most := most_db(what.confidence)) and what.d + what.half >= middle:
-        db, why = -most, f"because the {100 * what.confidence:g} % interval holds the middle of the prediction, ×{math.exp(middle):.2f}, too"
+    elif db < -(most := most_db(what.confidence)) and what.d + what.half >= edge:
+        db, why = -most, f"because the {100 * what.confidence:g} % interval holds the predicted ×{math.exp(edge):.2f} too"
     if abs(db) > policy.bayes_clip_db:
         db, why = math.copysign(policy.bayes_clip_db, db), "the most that one test may say"
     return Weight(round(db, 2), round(full_db, 2), why)

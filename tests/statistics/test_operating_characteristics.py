@@ -159,12 +159,12 @@ BEFORE_5 = JudgePolicy(noise_known=True)
 @pytest.mark.parametrize(("shape", "sd"), [("normal", 0.01), ("normal", 0.03), ("normal", 0.05), ("heavy", 0.05), ("lottery", 0.03), ("bimodal", 0.05)])
 def test_what_is_said_with_a_probability_is_true_as_often(shape: str, sd: float) -> None:
     found = beliefs(NOISE[shape](sd), POLICY, 1000, seed=32)
-    assert found.calibration_error <= 0.045  # of which about 0.012 is chance
-    _, high = found.undecided.farthest_db
-    assert len(found.undecided.rows) > 100 and high <= 8.3
+    assert found.calibration_error <= 0.07  # of which about 0.012 is chance; the rest is what an undecided interval may not say
+    low, high = found.undecided.farthest_db
+    assert len(found.undecided.rows) > 100 and -8.3 <= low <= high <= 8.3
     for said, real, count in found.bins:
-        if count >= 100:
-            assert abs(said - real) <= 0.12
+        if count >= 100:  # never surer than it is right
+            assert real >= said - 0.06 if said > 0.5 else real <= said + 0.06
 
 
 def test_causes_that_share_a_launch_are_not_all_certain_of_it() -> None:
