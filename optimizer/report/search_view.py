@@ -109,7 +109,7 @@ def _left(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
                 new = [name for name in names if (name, why) not in said]
                 said |= {(name, why) for name in new}
                 if new:
-                    yield {**_row(entry, f"{_named(new)}: {why}"), "params": new, "space": body.get("space"), "by": "evidence" if why.startswith("ruled out with") else "rules"}
+                    yield {**_row(entry, f"{_named(new)}: {why}{_ruled_out_by(entries, entry, why)}"), "params": new, "space": body.get("space"), "by": "evidence" if why.startswith("ruled out with") else "rules"}
         elif _done(entry, "propose"):
             answer = body["outcome"]["body"]
             if answer.get("unimportant"):
@@ -118,6 +118,23 @@ def _left(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
                        "params": list(answer["unimportant"]), "space": None, "by": "importance"}  # fmt: skip
             for why in sorted({str(item["why"]) for item in answer.get("left_out", ()) if item.get("note")}):
                 yield {**_row(entry, f"launches of an earlier study had no place in today's space: {why}"), "params": [], "space": None, "by": "another space"}
+
+
+def _ruled_out_by(entries: Sequence[Entry], chosen: Entry, why: str) -> str:
+    """Which entries ruled the causes out that would have changed the parameter: a launch, else what the evidence says in the latest ranking."""
+    causes = why.removeprefix("ruled out with ").split(", ") if why.startswith("ruled out with ") and "(entry " not in why else []
+    before = [entry for entry in entries if entry.seq < chosen.seq and entry.box in ("", chosen.box)]
+    ranked = next((entry for entry in reversed(before) if entry.kind == EntryKind.RANKED), None)
+    facts = {row["id"]: row["against"] for row in (ranked.body.get("ruled_out", ()) if ranked is not None else ())}
+    told = []
+    for cause in causes:
+        launched = next((entry for entry in reversed(entries) if entry.seq < chosen.seq and entry.kind == EntryKind.PRUNED and entry.body.get("hypothesis") == cause), None)
+        if launched is not None:
+            told.append(f"{cause} by a launch, entry {launched.seq}")
+        elif ranked is not None:
+            against = ", ".join(f"{fact['fact']} = {fact['value']}" for fact in facts.get(cause, ())[:1] if "fact" in fact)
+            told.append(f"{cause} by evidence{f' ({against})' if against else ''}, entry {ranked.seq}")
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def _named(names: Sequence[str]) -> str:

@@ -27,8 +27,9 @@ ROWS: list[tuple[EntryKind, str, str | None, dict[str, Any]]] = [
     (EntryKind.OUTCOME, "a", "4", {"step": "measure", "outcome": {"status": "done", "duration_s": 50.0, "body": {"measurement": {"points": [
         {"concurrency": 16, "window_s": 20.0, "metrics": {"output_tokens_per_s": 938.4}, "notes": [NOTE]}]}}}}),
     (EntryKind.PRUNED, "a", None, {"hypothesis": "drafts", "changes": CHANGE, "verdict": "harmful", "why": "it is slower"}),
+    (EntryKind.RANKED, "b", None, {"hypotheses": [], "ruled_out": [{"id": "late", "against": [{"fact": "queue.depth_p95", "value": 0, "db": -20}]}]}),
     (EntryKind.CHOSEN, "b", None, {"hypothesis": "pool", "changes": None, "space": "sglang/memory", "claim": "c",
-        "left_out": {"page_size": "ruled out with drafts", "kv_cache_dtype": "Not here.", "swa": "ruled out with drafts"}}),
+        "left_out": {"page_size": "ruled out with drafts, late", "kv_cache_dtype": "Not here.", "swa": "ruled out with drafts, late"}}),
     (EntryKind.INTENT, "b", "8", {"step": {"kind": "propose", "space": "sglang/memory", "sampler": "gp", "try_first": [{"mem_fraction_static": 0.95}], "pending": [{}],
         "history": [{"params": {}}, {"params": {}, "note": "study before"}, {"params": {}, "note": "refused before a launch"}]}}),
     (EntryKind.OUTCOME, "b", "8", {"step": "propose", "outcome": {"status": "done", "body": {"params": {"mem_fraction_static": 0.95}, "unimportant": {"page_size": 0.002},
@@ -56,7 +57,7 @@ def test_what_the_search_started_from_is_told_with_its_entries() -> None:
     assert "1: launches of an earlier study that ran before this one were pinned: before, 2 settings" in text
     assert "1: known-good settings of ours (file) were pinned: without disable_cuda_graph mem_fraction_static=0.9" in text
     assert "2: the playbook of drafts named what to try" in text
-    asked = next(line for line in text.splitlines() if line.startswith("7: "))
+    asked = next(line for line in text.splitlines() if line.startswith("8: "))
     for part in ("(gp)", "1 launch of this study, the baseline among them", "1 of before", "1 that rules refused before a launch", "1 that other boxes were measuring", "came first: mem_fraction_static=0.95"):
         assert part in asked, asked
 
@@ -64,15 +65,16 @@ def test_what_the_search_started_from_is_told_with_its_entries() -> None:
 def test_what_left_a_space_is_told_with_what_did_it() -> None:
     story = search_story(ENTRIES, "s")
     assert [(row["by"], row["params"], row["entry"]) for row in story["left_the_space"]] == [
-        ("evidence", ["page_size", "swa"], 6), ("rules", ["kv_cache_dtype"], 6), ("importance", ["page_size"], 8), ("another space", [], 8),
+        ("evidence", ["page_size", "swa"], 7), ("rules", ["kv_cache_dtype"], 7), ("importance", ["page_size"], 9), ("another space", [], 9),
     ]  # fmt: skip
+    assert "page_size, swa: ruled out with drafts, late (drafts by a launch, entry 5; late by evidence (queue.depth_p95 = 0), entry 6)" in said("left_the_space")
     assert "page_size (0.2%)" in said("left_the_space") and "functional ANOVA" in said("left_the_space")
-    assert "Not searched in it: page_size, swa (ruled out with drafts); kv_cache_dtype (Not here)." in sentence(ENTRIES[5])
+    assert "Not searched in it: page_size, swa (ruled out with drafts, late); kv_cache_dtype (Not here)." in sentence(ENTRIES[6])
 
 
 def test_what_was_stopped_early_is_told_with_what_it_saved() -> None:
     rows = search_story(ENTRIES, "s")["stopped_early"]
-    assert [(row["by"], row["entry"], row["saved_s"]) for row in rows] == [("first windows", 4, 65.0), ("start-up facts", 9, 110.0)]
+    assert [(row["by"], row["entry"], row["saved_s"]) for row in rows] == [("first windows", 4, 65.0), ("start-up facts", 10, 110.0)]
     assert "40 s of its window, and the side load at 1" in rows[0]["said"] and "below 2003" in rows[0]["said"]
     assert "its KV pool is small. It saved at least 110 s of load" in rows[1]["said"]
     assert "Its first windows end it below 2,003 tok/s." in sentence(ENTRIES[2])
@@ -81,9 +83,9 @@ def test_what_was_stopped_early_is_told_with_what_it_saved() -> None:
 
 def test_a_lost_box_is_told_with_its_trial_and_who_took_it_up() -> None:
     text = said("boxes")
-    assert "11: b was lost: its trial (other, entry 10) is open again for the others, and a took it up at entry 12. It does not answer." in text
-    assert "13: b: Tried again" in text and "14: b still did not answer; the guard there restores" in text
-    assert "15: a: 2 launches after its baseline, 9.0 minutes, The best settings serve on a." in text and "lost: It does not answer." in text
+    assert "12: b was lost: its trial (other, entry 11) is open again for the others, and a took it up at entry 13. It does not answer." in text
+    assert "14: b: Tried again" in text and "15: b still did not answer; the guard there restores" in text
+    assert "16: a: 2 launches after its baseline, 9.0 minutes, The best settings serve on a." in text and "lost: It does not answer." in text
 
 
 def test_the_report_has_the_same_and_says_nothing_where_nothing_happened() -> None:
