@@ -99,7 +99,7 @@ def ranked_body(state: State, plan: Plan) -> dict[str, Any]:
     look, items = view(state, plan), scored(state, plan)
     found = [_row(state, plan, item, look) for item in items if _stands_out(state, item)]  # what can be tested is among them
     kind, sentence = picture.out_of_reach(state, plan, found)
-    return {"hypotheses": found[:SHOWN], "ruled_out": _ruled_out(items), "reach": kind, "out_of_reach": sentence}
+    return {"hypotheses": found[:SHOWN], "ruled_out": _ruled_out(state, items), "reach": kind, "out_of_reach": sentence}
 
 
 def _stands_out(state: State, item: Scored) -> bool:
@@ -112,11 +112,11 @@ def rows(state: State, plan: Plan) -> list[dict[str, Any]]:
     return [_row(state, plan, item, look) for item in scored(state, plan)]
 
 
-def _ruled_out(items: Sequence[Scored]) -> list[dict[str, Any]]:
+def _ruled_out(state: State, items: Sequence[Scored]) -> list[dict[str, Any]]:
     """Causes that the evidence alone excludes, strongest first: what nobody has to spend a launch on."""
     found = [(round(item.score_db, 2), item) for item in items if round(item.score_db, 2) <= item.prior_db - RULED_OUT_DB]
     found.sort(key=lambda one: (one[0], one[1].id))
-    rows = ((score_db, item, [_evidence(hit) for hit in item.opposing[:2]]) for score_db, item in found)
+    rows = ((score_db, item, [_evidence(state, hit) for hit in item.opposing[:2]]) for score_db, item in found)
     return [{"id": item.id, "family": item.family, "score_db": score_db, "against": against} for score_db, item, against in rows if against]
 
 
@@ -147,8 +147,8 @@ def _row(state: State, plan: Plan, item: Scored, look: Look) -> dict[str, Any]:
         "hand_over": isinstance(action, HandOver),
         "ratio": list(ratio) if ratio else None,
         "addresses": book.addresses,
-        "for": [_evidence(hit) for hit in item.supporting[:4]],
-        "against": [_evidence(hit) for hit in item.opposing[:2]],
+        "for": [_evidence(state, hit) for hit in item.supporting[:4]],
+        "against": [_evidence(state, hit) for hit in item.opposing[:2]],
     }
 
 
@@ -165,10 +165,11 @@ def _again(belief: Belief, item: Scored) -> bool:
     return belief.status == "supported" and alone >= 0.5 and len(belief.tried) < MAX_POINTS_OF_SPACE
 
 
-def _evidence(hit: Any) -> dict[str, Any]:
+def _evidence(state: State, hit: Any) -> dict[str, Any]:
     fact = hit.facts[0] if hit.facts else None
     shown = {"fact": fact.name, "value": fact.value, "source": fact.source, "line": fact.line} if fact else {}
-    return {"rule": hit.rule, "db": hit.db, **shown}
+    labels = {"labels": dict(fact.labels)} if fact and fact.labels and since.decides_by(state.spec, since.LABELS_SAID) else {}
+    return {"rule": hit.rule, "db": hit.db, **shown, **labels}
 
 
 def _action(book: Playbook, state: State, look: Look) -> Action | None:

@@ -103,12 +103,20 @@ def facts_text(hits: Sequence[Mapping[str, Any]]) -> list[str]:
     same: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for hit in hits:
         where = f", {hit['source']}{' line ' + str(hit['line']) if hit.get('line') else ''}" if hit.get("source") else ""
-        same.setdefault((str(hit["fact"]), str(hit["value"]), where) if "fact" in hit else (str(hit["rule"]), "", ""), []).append(hit)
+        same.setdefault((f"{hit['fact']}{labelled(hit.get('labels', {}))}", str(hit["value"]), where) if "fact" in hit else (str(hit["rule"]), "", ""), []).append(hit)
     rows = []
     for (name, value, where), found in same.items():
         weights = [f"{hit['db']:+g} db{' by ' + hit['rule'] if len(found) > 1 and hit.get('rule') else ''}" for hit in found]
         rows.append(f"{name}{f' = {value}' if 'fact' in found[0] else ''} ({', '.join(weights)}{where})")
     return rows
+
+
+def labelled(labels: Mapping[str, Any]) -> str:
+    """Which of several observations of one name: `` of eager at concurrency 1``."""
+    of = f" of {labels['bucket']}" if labels.get("bucket") else ""
+    at = f" at concurrency {labels['concurrency']}" if labels.get("concurrency") is not None else ""
+    others = ", ".join(f"{name} {value}" for name, value in labels.items() if name not in ("bucket", "concurrency"))
+    return f"{of}{at}{f' ({others})' if others else ''}"
 
 
 def _source(item: Mapping[str, Any]) -> str:

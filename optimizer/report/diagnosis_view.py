@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from optimizer.model.measurement import ADVICE
+from optimizer.report.asking_view import labelled
 
 SHOWN = 4
 ABOUT_EVEN = 1.10  # two launches of one setting differ by as much, and so does the draft model from what then ran
@@ -88,15 +89,7 @@ def _drafts(found: Any) -> list[str]:
 
 
 def _line(evidence: Any) -> str:
-    return f"{evidence.fact}{_labelled(evidence.labels)} = {_short(evidence.value)}{_place(evidence)}"
-
-
-def _labelled(labels: Any) -> str:
-    """Which of several observations of one name: ``of eager at concurrency 1``."""
-    of = f" of {labels['bucket']}" if labels.get("bucket") else ""
-    at = f" at concurrency {labels['concurrency']}" if labels.get("concurrency") is not None else ""
-    others = ", ".join(f"{name} {value}" for name, value in labels.items() if name not in ("bucket", "concurrency"))
-    return f"{of}{at}{f' ({others})' if others else ''}"
+    return f"{evidence.fact}{labelled(evidence.labels)} = {_short(evidence.value)}{_place(evidence)}"
 
 
 def _place(found: Any) -> str:

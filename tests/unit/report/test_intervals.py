@@ -1,10 +1,16 @@
 """Numbers as people read them: an interval's ends and its value to the same place; one observation once, with what each rule makes of it."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from optimizer.core.rank import _evidence
+from optimizer.core.state import State
+from optimizer.model.evidence import Fact
 from optimizer.report.asking_view import facts_text
 from optimizer.report.journal_view import study_table
 from optimizer.report.prose import interval_text, result_text
+from tests.unit.core.model_box import spec
 
 
 @pytest.mark.parametrize(
@@ -31,6 +37,19 @@ def test_one_observation_that_two_rules_weigh_stands_once_with_both() -> None:
     assert facts_text(hits) == [
         "queue.depth_p95 = 16.0 (+15 db by pinned-at-the-limit, +6 db by waiting-with-free-pool, server.log line 141)", "client.concurrency = 16 (+3 db)", "nobody-asked (+0.1 db)",
     ]  # fmt: skip
+
+
+def test_an_observation_says_which_of_several_it_is() -> None:
+    shares = [{"fact": "waterfall.share", "value": 0.85, "db": 5.0, "labels": {"bucket": "eager", "concurrency": at}} for at in (1, 32)]
+    assert facts_text(shares) == ["waterfall.share of eager at concurrency 1 = 0.85 (+5 db)", "waterfall.share of eager at concurrency 32 = 0.85 (+5 db)"]
+
+
+def test_a_ranking_keeps_the_labels_of_its_observations_since_version_5() -> None:
+    fact = Fact(name="waterfall.share", value=0.85, source="derived", basis="derived", labels={"bucket": "eager", "concurrency": 1})
+    hit = SimpleNamespace(rule="launches-hold-the-time", db=5.0, facts=(fact,))
+    rows = [_evidence(State(spec=spec().model_copy(update={"policy_version": version})), hit) for version in (4, 5)]
+    assert rows == [{"rule": "launches-hold-the-time", "db": 5.0, "fact": "waterfall.share", "value": 0.85, "source": "derived", "line": None} | labels
+                    for labels in ({}, {"labels": {"bucket": "eager", "concurrency": 1}})]  # fmt: skip
 
 
 def test_studies_that_measured_nothing_do_not_fill_the_list() -> None:
