@@ -105,14 +105,17 @@ def _cell(value: float | None, metric: str) -> str:
 
 
 def _remarks(loads: Sequence[float], points: Sequence[LoadPoint], open_loop: bool) -> list[str]:
-    lines = []
+    lines: list[str] = []
+    noted: dict[str, list[str]] = {}
     for load, point in zip(loads, points, strict=True):
         label = load_text(load, open_loop)
         for item in point.invalid:
             lines.append(f"{label}: not valid, {item.code}: {item.detail}. {ADVICE[item.code]}")
         if point.errors:
             lines.append(f"{label}: failures by class, warm-up included: " + ", ".join(f"{name} {count}" for name, count in sorted(point.errors.items())))
-        lines += [f"{label}: {note}" for note in point.notes]
+        for note in point.notes:
+            noted.setdefault(note, []).append(label)
+    lines += [f"{', '.join(dict.fromkeys(labels))}: {note}" for note, labels in noted.items()]  # one that every load has stands once
     return list(dict.fromkeys(lines))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import signal
 import tempfile
 import time
@@ -20,7 +21,9 @@ from optimizer.model.measurement import LoadPoint
 from optimizer.model.workload import Workload
 
 DEFAULT_REQUESTS, WAVES = 100, 10
-KEPT_BYTES = 4000  # of what it said, for the reason when it fails
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_ERROR = re.compile(r"\b\w*(?:[Ee]rror|ERROR|Exception)\b\W*:|^(?:[Ff]ailed|FATAL|fatal)\b")
+KEPT_BYTES = 16_000  # of what it said, for the reason when it fails
 TELL_S = 5.0
 
 
@@ -102,7 +105,7 @@ class ToolRunner:
                     raise ValueError(why)
                 return load_point(self.tool.read(asked.folder, asked), asked, self.tool)
             except (OSError, ValueError, LookupError, TypeError) as error:
-                told = f"exit {process.returncode}, {type(error).__name__}: {error}; it said: {_last_line(said) or 'nothing'}"
+                told = f"exit {process.returncode}, {type(error).__name__}: {error}; it said: {_reason(said) or 'nothing'}"
                 return no_result(self._without_secrets(told), asked, self.tool)
 
     def _without_secrets(self, text: str) -> str:
@@ -121,6 +124,19 @@ class ToolRunner:
             self._kill(self.process)
 
 
+def _lines(said: bytes) -> list[str]:
+    """What was said in words, without colours and the frames that are drawn around it."""
+    bare = (line.strip(" \t│┃║|") for line in _COLOUR.sub("", said.decode("utf-8", "replace")).splitlines())
+    return [line for line in bare if any(character.isalnum() for character in line)]
+
+
 def _last_line(said: bytes) -> str:
-    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = _lines(said)
     return lines[-1][-300:] if lines else ""
+
+
+def _reason(said: bytes) -> str:
+    """The last line that speaks of an error; below it often stands advice. Without one, the last."""
+    lines = _lines(said)
+    telling = [line for line in lines if _ERROR.search(line)]
+    return (telling or lines)[-1][:300] if lines else ""

@@ -159,3 +159,21 @@ def test_what_does_not_go_together_is_refused_before_anything_is_measured(words:
 def test_a_tool_that_takes_its_key_on_the_command_line_is_given_none(null_server: Any) -> None:
     result = bench(null_server(), "--with", "aiperf", OPTIMIZE_API_KEY="sk-canary-0123456789")
     assert result.exit_code == 2 and "command line" in result.output and "sk-canary" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        # aiperf 0.13 with a tokenizer that is not there: the error stands in a drawn panel, with advice below it
+        ("aiperf.common.exceptions.TokenizerError: Failed to load\n(1) a file\n╭─ No Tokenizer ─╮\n│  Failed to load tokenizer '/nonexistent'  │\n│   \x1b[1mSuggested Fixes:\x1b[0m  │\n│  • Skip it  │\n╰────╯\n",
+         "Failed to load tokenizer '/nonexistent'"),
+        ("Traceback (most recent call last):\n  File x\nValueError: no such model\n", "ValueError: no such model"), ("warming up\nKilled\n\n", "Killed"), ("\x1b[31m╰──╯\n", ""),
+    ],
+)  # fmt: skip
+def test_why_a_tool_failed_is_what_it_said_of_an_error_without_frames_and_colours(said: str, why: str) -> None:
+    assert tooling._reason(said.encode()) == why
+
+
+def test_what_holds_for_every_load_is_said_once(tmp_path: Path, null_server: Any) -> None:
+    result = bench(null_server(), "--with", "vllm", "--with-command", command(tmp_path, "vllm"), "--concurrency", "4,8", "--output-tokens", "32", "--requests", "100")
+    assert result.output.count("measured by vllm: figures of its whole run") == 1 and "4, 8: measured by vllm" in result.output
