@@ -1,12 +1,17 @@
 """The README's figures are those of docs/search.md, which benchmarks/search writes."""
 
 import importlib.util
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from optimizer.core import sampling
+from optimizer.knowledge.library import load_library
+from optimizer.knowledge.load import find_knowledge
 from optimizer.wiring import Roots
 from optimizer.wiring.tables import TableOptions, replay_table
 
@@ -29,6 +34,32 @@ def test_the_readme_has_the_figures_of_the_document(run: Any) -> None:
     readme, document = run.README.read_text(encoding="utf-8"), run.DOCS.read_text(encoding="utf-8")
     assert run.written(readme, "search", run.figures(document), run.README) == readme
     assert len(run.figures(document)) == 2 + 4 + 2 + 7
+
+
+def test_the_figures_of_the_simulated_boxes_are_not_older_than_the_code(run: Any) -> None:
+    """The first of the table's seeds, recomputed: a change of a space, a rule, the simulator or a decision shows here."""
+    part = run.DOCS.read_text(encoding="utf-8").partition("<!-- boxes -->")[2].partition("<!-- end of boxes -->")[0]
+    said = re.search(r"<!-- launches of seed 0, at most (\d+), recomputed by a test: (\{.*\}) -->", part)
+    assert said is not None, "written by: python benchmarks/search/run.py --write"
+    known, library = json.loads(said[2]), load_library(find_knowledge(ROOT))
+    assert set(known) == {row[0].split()[0] for row in run._rows(run.DOCS.read_text(encoding="utf-8"), "boxes")}
+    now = {name: run.first_seed(name, library, int(said[1])) for name in known}
+    assert now == known, "the box table of docs/search.md is stale: python benchmarks/search/run.py --write (ten minutes) writes it anew"
+
+
+def test_what_never_starts_on_a_box_is_no_value_of_a_space_that_is_sampled(run: Any) -> None:
+    """Two A6000s and a model without MLA: of the attention back ends those stay with which the engine can start there."""
+    library = load_library(find_knowledge(ROOT))
+    ground = run.ground_of(run.SimulatedBox("a6000x2-qwen27b"), library)
+    params = [param for param in library.space("sglang/attention").params if param.name.endswith("attention_backend")]
+    names, grids, out = sampling.dimensions(params, ground)
+    names, grids, never = sampling.startable(params, names, grids, ground, set(names))
+    assert not out and not never and set(names) == {param.name for param in params}
+    for name in names:
+        assert {"flashinfer", "triton"} <= set(grids[name]) and not {"trtllm_mla", "trtllm_mha", "flashmla"} & set(grids[name]), (name, grids[name])
+    only = [param.model_copy(update={"grid": ("trtllm_mla", "flashmla")}) for param in params]
+    assert sampling.startable(only, names, {}, ground, set(names))[0] == [], "nothing is left, and why is said"
+    assert set(sampling.startable(only, names, {}, ground, set(names))[2]) == set(names)
 
 
 @pytest.mark.gate("S9")
