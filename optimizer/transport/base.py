@@ -13,8 +13,10 @@ BOOTSTRAP = "import sys;r=sys.stdin.buffer;exec(r.read(int(r.readline())))"
 
 # The only names that are ever tried; `python3` first, then new to old.
 PYTHONS = ("python3", *(f"python3.{minor}" for minor in range(14, 7, -1)))
-PROBE = b"import sys\nsys.exit(0 if sys.version_info >= (3, 8) else 64)\n"
+ANSWER = b"@@python answers@@"
+PROBE = b"import sys\nsys.stdout.write('%s')\nsys.exit(0 if sys.version_info >= (3, 8) else 64)\n" % ANSWER
 TOO_OLD = 64
+NOT_FOUND = (126, 127)
 # Words that mean the same to every login shell: what names a container, a pod or a namespace needs no others.
 _WORD = re.compile(r"[A-Za-z0-9_@%+:,./][A-Za-z0-9_@%+=:,./-]*|--?[A-Za-z0-9][A-Za-z0-9_@%+=:,./-]*|--")
 
@@ -39,6 +41,19 @@ def prefix_of(text: str | Sequence[str]) -> tuple[str, ...]:
     if tool in ("docker", "podman", "nerdctl", "kubectl", "crictl") and "exec" in words and not attached:
         raise UsageError(f"{' '.join(words)!r} does not hand standard input into the container.", hint=f"Add -i: {tool} exec -i …")
     return words
+
+
+def interference(done: "CommandResult") -> str | None:
+    """What a login does to the probe before Python gets it, or to its answer; None where nothing tells of that."""
+    if b"invalid literal for int()" in done.stderr:
+        return "its start files read the standard input, which is meant for the command (a `cat`, a `read`)"
+    if done.exit == 0 and ANSWER not in done.stdout:
+        return "its start files end the login, or keep the answer of the command (an `exit`, an `exec`, a redirected standard output)"
+    if done.exit in NOT_FOUND and b"python3" not in done.stderr + done.stdout:
+        return "its start files hand over to another shell, which reads the program as its commands (an `exec`)"
+    if done.exit not in (0, TOO_OLD, *NOT_FOUND):
+        return f"the login ends with exit status {done.exit} before it has run the command"
+    return None
 
 
 class CommandResult(NamedTuple):

@@ -11,7 +11,15 @@ from pathlib import Path
 
 from optimizer.crashpoint import crash_point
 from optimizer.errors import PythonMissing
-from optimizer.transport.base import BOOTSTRAP, ERROR_TAIL_BYTES, OUTPUT_CAP_BYTES, PROBE, PYTHONS, CommandResult
+from optimizer.transport.base import (
+    ANSWER,
+    BOOTSTRAP,
+    ERROR_TAIL_BYTES,
+    OUTPUT_CAP_BYTES,
+    PROBE,
+    PYTHONS,
+    CommandResult,
+)
 from optimizer.transport.relay import Relay, Stream
 
 _CHUNK = 1 << 16
@@ -66,7 +74,7 @@ class LocalTransport:
                 raise PythonMissing(f"{self.prefix[0]} does not start: {error}", hint="It must be on the PATH of this machine.") from error
             payload = b"%d\n" % len(PROBE) + PROBE
             out, err = await process.communicate(payload)
-            if process.returncode == 0:
+            if process.returncode == 0 and ANSWER in out:
                 self._python = name
                 return name
             said = said or (err or out).decode("utf-8", "replace").strip()[-300:]

@@ -13,7 +13,16 @@ import asyncssh
 
 from optimizer.crashpoint import crash_point
 from optimizer.errors import AuthRefused, BoxError, HostKeyChanged, HostUnknown, LinkLost, OptimizerError, PythonMissing
-from optimizer.transport.base import ERROR_TAIL_BYTES, OUTPUT_CAP_BYTES, PROBE, PYTHONS, TOO_OLD, CommandResult, command
+from optimizer.transport.base import (
+    ERROR_TAIL_BYTES,
+    OUTPUT_CAP_BYTES,
+    PROBE,
+    PYTHONS,
+    TOO_OLD,
+    CommandResult,
+    command,
+    interference,
+)
 from optimizer.transport.relay import Relay, Stream
 
 _PROBE_TIMEOUT_S = 30.0
@@ -181,7 +190,7 @@ class SSHTransport:
         return False
 
     async def _find_python(self, connection: asyncssh.SSHClientConnection) -> str:
-        said = ""
+        said, first, tried = "", None, False
         for name in PYTHONS:
             payload = b"%d\n" % len(PROBE) + PROBE
             try:
@@ -191,8 +200,11 @@ class SSHTransport:
                     f"{self.name} accepted the login and runs no command: {error}",
                     hint=f"Check that `ssh {self.name} true` works; the account may be limited to file transfer.",
                 ) from error
-            if done.exit == 0:
+            why = interference(done)
+            if done.exit == 0 and why is None:
                 return name
+            first = first if tried else why
+            tried = True
             if done.exit is None:
                 raise LinkLost(f"The connection to {self.name} was lost, or its login shell hangs, before anything was done.",
                                hint=f"Check that `ssh {self.name} true` returns at once.")  # fmt: skip
@@ -200,6 +212,13 @@ class SSHTransport:
                 said = said or f"{name} is older than 3.8"
             else:
                 said = said or (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-300:]
+        if first is not None and not self._prefix:
+            raise PythonMissing(
+                f"{self.name} does not hand commands to Python: {first}. It said: {said or 'nothing'}",
+                why="The tool works on the box through `ssh` without a terminal, and nothing came of it.",
+                hint=f"`ssh {self.name} python3 --version` must answer at once and say nothing else first. Let ~/.bashrc (or what your shell reads) do such "
+                "things for interactive shells only; for bash and zsh: `case $- in *i*) ;; *) return;; esac` at its top.",
+            )
         raise PythonMissing(
             f"{self.name} has no usable Python 3.8 or newer. It said: {said or 'nothing'}",
             hint="The tool needs a Python with its standard library on the box and installs nothing itself: install python3."

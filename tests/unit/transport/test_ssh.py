@@ -154,6 +154,20 @@ async def test_account_without_a_shell(server: Server, connect: Connect) -> None
         await connect().connect()
 
 
+@pytest.mark.fault("F9")
+@pytest.mark.parametrize(
+    ("start_file", "told"),
+    [("cat >/dev/null;", "read the standard input"), ("exec >/dev/null;", "keep the answer"), ("exit 3;", "exit status 3"),
+     ("exec sh 2>/dev/null;", "another shell|exit status")],
+)  # fmt: skip
+async def test_start_files_that_get_in_the_way_are_named(server: Server, connect: Connect, start_file: str, told: str) -> None:
+    """Not a Python that is missing, which the person would install in vain."""
+    server.shell = ["sh", "-c", f'{start_file} eval "$0"']
+    with pytest.raises(PythonMissing, match=told) as caught:
+        await connect().connect()
+    assert "install" not in str(caught.value) and "interactive shells only" in caught.value.hint
+
+
 async def test_link_that_dies_in_mid_call(server: Server, connect: Connect) -> None:
     box = Box(connect())
     await box.hello()
