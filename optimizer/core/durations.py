@@ -19,10 +19,11 @@ CANDIDATE, CONFIRMATION = ("start", "measure"), ("start", "confirm")  # stopping
 @dataclass(frozen=True)
 class Earlier:
     """What earlier studies of the same box and engine took. ``seconds``: kind of step -> one value for each time that it was done;
-    ``warmup`` is how long the load at the target level took to become steady."""
+    ``warmup`` is how long the load at the target level took to become steady. ``by``: which of the studies did that kind of step."""
 
     studies: tuple[str, ...] = ()
     seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def span(self, kind: str) -> tuple[float, float] | None:
         values = self.seconds.get(kind, ())
@@ -85,7 +86,7 @@ def _start(evidence: Evidence, earlier: Earlier, deadline_s: float) -> tuple[tup
     before = earlier.span("start")
     if before is not None:
         count = len(earlier.seconds["start"])
-        return before, f"{count} start{'s' if count != 1 else ''} of {_named(earlier)}"
+        return before, f"{count} start{'s' if count != 1 else ''} of {_named(earlier, 'start')}"
     return None, f"no log of a start and no earlier study of this box; waited for at most {deadline_s / 60:.0f} min"
 
 
@@ -100,7 +101,7 @@ def _measurement(load: Workload, window_s: float, earlier: Earlier) -> tuple[flo
 
 def _load_source(load: Workload, earlier: Earlier) -> str:
     if earlier.seconds.get("warmup"):
-        return f"warm-ups of {_named(earlier)}"
+        return f"warm-ups of {_named(earlier, 'warmup')}"
     return f"a warm-up of {load.warmup_min_s:g} to {load.warmup_max_s:g} s, ended when the rate is steady"
 
 
@@ -108,14 +109,16 @@ def _small(kind: str, step: str, kinds: Sequence[str], earlier: Earlier, usually
     spans = [span for name in kinds if (span := earlier.span(name)) is not None]
     if len(spans) < len(kinds):
         return Duration(kind, step, None, f"never done here; usually {usually}")
-    return Duration(kind, step, (math.fsum(low for low, _ in spans), math.fsum(high for _, high in spans)), _named(earlier))
+    return Duration(kind, step, (math.fsum(low for low, _ in spans), math.fsum(high for _, high in spans)), _named(earlier, *kinds))
 
 
 def _restoring(start: tuple[float, float] | None, told: str, earlier: Earlier) -> Duration:
     before = earlier.span("restore")
-    return Duration("end", "bring back what ran", before or start, _named(earlier) if before is not None else f"as a start: {told}")
+    return Duration("end", "bring back what ran", before or start, _named(earlier, "restore") if before is not None else f"as a start: {told}")
 
 
-def _named(earlier: Earlier) -> str:
-    return f"{'study' if len(earlier.studies) == 1 else 'studies'} {', '.join(earlier.studies)}"
+def _named(earlier: Earlier, *kinds: str) -> str:
+    """The studies that did such steps."""
+    names = [name for name in earlier.studies if not earlier.by or any(name in earlier.by.get(kind, ()) for kind in kinds)]
+    return f"{'study' if len(names) == 1 else 'studies'} {', '.join(names)}"
 

@@ -148,6 +148,8 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
         case "await_ready":
             mismatches = body.get("mismatches") or []
             said = "settings read back as asked" if not mismatches else f"{len(mismatches)} settings differ"
+            if body.get("began_before"):
+                return f"Ready {body.get('ready_s', 0):.0f} s after the study went on, which is not how long its start took; identity proven, {said}."
             return f"Ready after {body.get('ready_s', 0):.0f} s; identity proven, {said}."
         case "measure":
             points = body["measurement"]["points"]

@@ -75,6 +75,7 @@ class LiveExecutor:
         self._disk_full = 0  # launches in a row that failed for want of room
         self._heart: asyncio.Task[None] | None = None
         self._hurried = False
+        self._begun_before: set[str] = set()  # launches that a process before this one started, nobody here knows when
         self._rejoin_epoch: int | None = None  # a box that a dead predecessor secured, not yet ours again
 
     # ---- a resumed process learns what its predecessor knew -------------------------------------------------------
@@ -87,6 +88,7 @@ class LiveExecutor:
                 step = STEP.validate_python(entry.body["step"])
                 if isinstance(step, Launch):
                     self.session.launches[step.key] = step
+                    self._begun_before.add(step.key)
                 measured = step if isinstance(step, Measure) else None
             elif entry.kind == EntryKind.OUTCOME and entry.body["outcome"]["status"] == "done":
                 body = entry.body["outcome"]["body"]
@@ -226,6 +228,7 @@ class LiveExecutor:
                 self.session.launches[step.key] = step
                 state = await self.box.state(self.spec.study, step.key)
                 if state.alive:
+                    self._begun_before.add(step.key)
                     self._heartbeat()
                     return Effect(Done(body={"pid": state.pid, "adopted": True}))
                 if state.state == "dead":
@@ -346,6 +349,7 @@ class LiveExecutor:
 
     async def _launch(self, step: Launch) -> Effect:
         self.session.launches[step.key] = step
+        self._begun_before.discard(step.key)
         context, study = self.session.known, self.spec.study
         command = self.command_of(step)
         argv, env = with_secrets(command.argv, {**context.launch.env, **command.env}, os.environ)
@@ -447,6 +451,8 @@ class LiveExecutor:
         mismatches = [item for worker in served.workers for item in await self._obeyed(step.launch, worker)]
         body: dict[str, Any] = {"launch": step.launch, "ready_s": ready_s, "names": names,
                                 "mismatches": [item.plain() for item in mismatches]}  # fmt: skip
+        if step.launch in self._begun_before:
+            body["began_before"] = True  # ready_s is what was left of its start
         self.session.ready_s[step.launch] = ready_s
         if mismatches:
             said = "; ".join(f"{item.param} was asked to be {item.wanted!r}, the server uses {item.effective!r} ({item.where})" for item in mismatches)

@@ -19,6 +19,7 @@ def earlier(folders: Iterable[Place], host: str, engine: str, model: str | None)
     """Durations of the newest studies of this host with this engine and model. One that cannot be read tells nothing."""
     names: list[str] = []
     seconds: dict[str, list[float]] = {}
+    by: dict[str, dict[str, None]] = {}
     for folder in list(folders)[:MOST_LOOKED_AT]:
         try:
             with Journal.open(folder, write=False) as journal:
@@ -27,12 +28,16 @@ def earlier(folders: Iterable[Place], host: str, engine: str, model: str | None)
             continue
         if not _same(entries, host, engine, model):
             continue
+        told = list(_seconds(entries))
+        if not told:
+            continue
         names.append(folder.name)
-        for kind, value in _seconds(entries):
+        for kind, value in told:
             seconds.setdefault(kind, []).append(value)
+            by.setdefault(kind, {})[folder.name] = None
         if len(names) == MOST_STUDIES:
             break
-    return Earlier(tuple(names), seconds)
+    return Earlier(tuple(names), seconds, {kind: tuple(who) for kind, who in by.items()})
 
 
 def _same(entries: Sequence[Entry], host: str, engine: str, model: str | None) -> bool:
@@ -54,11 +59,18 @@ def _done(entries: Iterable[Entry], step: str) -> Iterable[dict[str, Any]]:
 
 
 def _seconds(entries: Iterable[Entry]) -> Iterable[tuple[str, float]]:
-    """(kind of step, seconds), for every step that succeeded."""
+    """(kind of step, seconds), for every step that succeeded. Of a start that began under an earlier coordinator only the rest was timed."""
+    began: dict[str | None, int] = {}
     for entry in entries:
+        if entry.kind == EntryKind.INTENT:
+            began[entry.key] = entry.epoch
+            if entry.body["step"]["kind"] == "await_ready":
+                began[entry.key] = began.get(entry.body["step"]["launch"], entry.epoch)
         if entry.kind != EntryKind.OUTCOME or entry.body["outcome"]["status"] != "done":
             continue
         step, took, body = entry.body["step"], float(entry.body["outcome"].get("duration_s") or 0.0), entry.body["outcome"]["body"]
+        if step == "await_ready" and began.get(entry.key) != entry.epoch:
+            continue
         if step == "await_ready":
             yield "start", float(body.get("ready_s") or took)
         elif step == "measure" and body["measurement"]["points"]:

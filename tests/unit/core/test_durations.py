@@ -3,13 +3,21 @@
 import shutil
 from pathlib import Path
 
+from optimizer.box.box import Box
 from optimizer.core.durations import CANDIDATE, Duration, Earlier, candidates_that_fit, durations, whole
+from optimizer.core.state import fold
+from optimizer.journal import Journal
 from optimizer.model.evidence import Evidence, Fact
 from optimizer.model.study import Budget
 from optimizer.model.workload import Workload
 from optimizer.report.plan_view import duration_text
-from optimizer.wiring.earlier import earlier
+from optimizer.report.prose import sentence
+from optimizer.runner.execute import LiveExecutor
+from optimizer.transport.local import LocalTransport
+from optimizer.wiring import pinned_library
+from optimizer.wiring.earlier import _seconds, earlier
 
+ROOT = Path(__file__).parents[3]
 HISTORY = Path(__file__).parents[2] / "histories/h200-7b-eager"
 LOAD = Workload(side_levels=(1,), warmup_min_s=30, warmup_max_s=300, window_s=60, side_window_s=20, confirm_window_s=600)
 STARTED = Evidence(facts=(Fact(name="startup.phase_s", value=153.0, unit="s", labels={"stage": "total"}, source="server.log", line=412),))
@@ -52,8 +60,6 @@ def test_a_recorded_study_is_read_and_another_box_or_a_broken_file_tells_nothing
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/journal.db").write_bytes(b"no database")
     folders = [tmp_path / "broken", tmp_path / "real"]
-    from optimizer.journal import Journal
-
     with Journal.open(HISTORY / "journal.db", write=False) as journal:
         entries = journal.read()
     host = entries[0].body["spec"]["host"]["name"]
@@ -70,3 +76,34 @@ def test_times_are_written_with_their_unit() -> None:
     assert duration_text(83.2, 112.4) == "83 to 112 s"
     assert duration_text(83.2, 83.4) == "83 s"
     assert duration_text(115, 390) == "1.9 to 6.5 min"
+
+
+def test_a_start_that_began_under_a_dead_coordinator_does_not_count_as_a_start() -> None:
+    """Recorded: its coordinator was killed while the server started; what the next one waited is not how long it took."""
+    killed = ROOT / "runs/recorded/h200-7b-killed"
+    with Journal.open(killed, write=False) as journal:
+        entries = journal.read()
+    all_of_them = [entry for entry in entries if entry.kind == "outcome" and entry.body["step"] == "await_ready"]
+    counted = [value for kind, value in _seconds(entries) if kind == "start"]
+    assert len(all_of_them) == 3 and counted == [entry.body["outcome"]["body"]["ready_s"] for entry in all_of_them[1:]]
+
+
+def test_only_studies_that_did_a_step_are_named_for_it() -> None:
+    before = Earlier(("cut", "whole"), {"start": (70.0, 80.0), "warmup": (40.0,)}, {"start": ("cut", "whole"), "warmup": ("whole",)})
+    rows = by_kind(Evidence(), before)
+    assert rows["start"].source == "2 starts of studies cut, whole" and "warm-ups of study whole" in rows["measure"].source and "cut" not in rows["measure"].source
+
+
+def test_whoever_goes_on_knows_that_it_did_not_see_the_start() -> None:
+    with Journal.open(ROOT / "runs/recorded/h200-7b-killed", write=False) as journal:
+        entries = journal.read()
+        state = fold(entries)
+        assert state.spec is not None
+        executor = LiveExecutor(Box(LocalTransport()), state.spec, pinned_library(journal, entries))
+        launch = next(entry for entry in entries if entry.kind == "intent" and entry.body["step"]["kind"] == "launch")
+        executor.remember(entries[: launch.seq], journal.blob)
+        assert executor._begun_before == {launch.key}
+    outcome = next(entry for entry in entries if entry.kind == "outcome" and entry.body["step"] == "await_ready")
+    body = outcome.body["outcome"]["body"] | {"began_before": True}
+    told = outcome.model_copy(update={"body": {**outcome.body, "outcome": {**outcome.body["outcome"], "body": body}}})
+    assert "s after the study went on, which is not how long its start took" in sentence(told) and sentence(outcome).startswith("Ready after ")
