@@ -76,6 +76,8 @@ async def recovered(home: Path) -> None:
     holder = await box.holder()
     if holder is not None:
         await given_back(box, holder.study)
+    else:
+        await box.unlock("restore")  # one whose writing was broken off is nobody's
 
 
 def answers(port: int) -> bool:

@@ -630,6 +630,7 @@ async def restore_host(name: str, inside: str | None = None) -> dict[str, Any]:
     async with opened_box(spec, Path("runs/restore")) as box:
         holder = await box.holder()
         if holder is None:
+            await box.unlock("restore")  # a lock whose writing was broken off, which is nobody's
             return {"host": name, "restored": False, "text": f"No study holds {name}; nothing was changed."}
         if holder.elsewhere is not None:
             raise BoxLocked(

@@ -183,3 +183,14 @@ async def test_what_an_earlier_study_of_the_name_left_is_seen(box: Box) -> None:
     await box.disarm("mine")
     await box.cleanup("mine")
     assert not await box.left_by("mine")
+
+
+async def test_a_lock_whose_writing_was_broken_off_is_nobodys(box: Box, home: Path) -> None:
+    folder = home / ".optimizer/box.lock"
+    folder.mkdir(parents=True)
+    (folder / "holder.json.4711.new").write_text("{")
+    assert await box.holder() is None
+    assert await box.unlock("restore")
+    assert not (home / ".optimizer").exists()
+    await box.lock("mine")
+    assert not await box.unlock("restore"), "a whole one is its study's"
