@@ -19,6 +19,7 @@ from optimizer.report import reproducing
 from optimizer.report.both_sides import both_sides
 from optimizer.report.kept import explained, measured_text
 from optimizer.report.prose import changes_text, sentence
+from optimizer.report.search_view import search_parts
 from optimizer.report.setup import CONFIDENCE, confidence_text, setup, simulated_text
 
 # Who can win back what a bucket of the waterfall holds, where no setting does.
@@ -72,6 +73,7 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "setup": [{"what": what, "value": value} for what, value in setup(entries, state)],
         "intervals": CONFIDENCE,
         "opened_utc": entries[0].at_utc if entries else None,
+        "search": search_parts(entries),
         "result": result,
         "gain": forensics.gain(state),
         "changes": changes_kept(entries, state, plan),

@@ -37,15 +37,17 @@ def search_story(entries: Sequence[Entry], study: str) -> dict[str, Any]:
     return {**document, "text": _text(document)}
 
 
+def search_parts(entries: Sequence[Entry]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(title, rows) of every part that has something to say, for reports."""
+    story = search_story(entries, "")
+    return [(title, story[part]) for part, title in _TITLES.items() if story[part]]
+
+
 def search_markdown(entries: Sequence[Entry]) -> list[str]:
     """The same as lines of a report; empty where there is nothing to say."""
-    story = search_story(entries, "")
     lines = []
-    for part, title in _TITLES.items():
-        rows = [f"- {row['said']} (entry {row['entry']})" for row in story[part]]
-        if part == "stopped_early" and not rows and story["limits"]:
-            rows = [f"- {_no_stop(story['limits'])}"]
-        lines += [f"**{title}**", "", *rows, ""] if rows else []
+    for title, rows in search_parts(entries):
+        lines += [f"**{title}**", "", *(f"- {row['said']} (entry {row['entry']})" for row in rows), ""]
     return ["## How the search went", "", *lines] if lines else []
 
 
