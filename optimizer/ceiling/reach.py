@@ -35,9 +35,11 @@ def out_of_reach(
     open_predictions: Iterable[OpenPrediction],
     *,
     first_words: bool = False,
+    told: tuple[str, float] | None = None,
 ) -> OutOfReach:
     """*hard*: the target exceeds the ceiling with the best allowed draft. *configuration*: no open idea leads there.
-    ``first_words``: the sentence as studies before policy version 4 have it; those are recomputed to the byte."""
+    ``first_words``: the sentence as studies before policy version 4 have it; those are recomputed to the byte. ``told``: the largest
+    loss (bucket, share) as it was told last, where this is not to be told by ``found`` with a newer η."""
     bounds = found.ceiling if isinstance(found, Waterfall) else found
     predictions = tuple(open_predictions)
     reach = reachable_by_configuration(
@@ -58,7 +60,7 @@ def out_of_reach(
                 reachable_tokens_per_s=top,
             )
     if reach < target_tokens_per_s and current_tokens_per_s < target_tokens_per_s:
-        rest = _rest(found)
+        rest = _rest_of(*told) if told is not None else _rest(found)
         if first_words:
             rest = rest.replace(" %", "%")
             ideas = ", no idea that could add to it is open" if not predictions else f", configuration could reach {reach:,.0f}"
@@ -85,8 +87,12 @@ def _rest(found: Waterfall | Ceiling | NoCeiling | None) -> str:
     largest = max(found.slices[1:], key=lambda part: part.ms, default=None)
     if largest is None or not math.isfinite(largest.ms):
         return ""
-    name = "kernels" if largest.bucket == "kernel" else largest.bucket.replace("_", " ")
-    return f"; the largest loss is {name} ({100 * found.share(largest.bucket):.0f} % of the time)"
+    return _rest_of(largest.bucket, found.share(largest.bucket))
+
+
+def _rest_of(bucket: str, share: float) -> str:
+    name = "kernels" if bucket == "kernel" else bucket.replace("_", " ")
+    return f"; the largest loss is {name} ({100 * share:.0f} % of the time)"
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -3,6 +3,7 @@ whether the target is out of reach. Glue between the folded state and ``ceiling`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -183,8 +184,16 @@ def out_of_reach(state: State, plan: Plan, rows: Sequence[Mapping[str, Any]]) ->
         return "none", ""
     open_predictions = [(str(row["addresses"]), float(row["ratio"][1])) for row in rows if row["testable"] and row["ratio"]]
     current = max(result.value for result in state.base_arm.results)
-    answer = reach(primary.value, current, inputs.waterfall, open_predictions, first_words=not since.decides_by(state.spec, since.UNITS_SAID))
+    answer = reach(primary.value, current, inputs.waterfall, open_predictions, first_words=not since.decides_by(state.spec, since.UNITS_SAID),
+                   told=_largest_told(state) if since.decides_by(state.spec, since.LOSS_AS_TOLD) else None)  # fmt: skip
     return answer.kind, "" if answer.kind == "none" else answer.sentence
+
+
+def _largest_told(state: State) -> tuple[str, float] | None:
+    """(bucket, share) of the largest loss in the ceiling entry of the current baseline; None where it has none."""
+    lost = [part for part in (state.ceiling or {}).get("lost", ()) if isinstance(part.get("ms"), int | float) and math.isfinite(part["ms"])]
+    largest = max(lost, key=lambda part: float(part["ms"]), default=None)
+    return (str(largest["bucket"]), float(largest["share"])) if largest is not None else None
 
 
 def _allowed_draft(shape: ModelShape | NoCeiling) -> int:
