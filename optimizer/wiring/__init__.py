@@ -387,25 +387,23 @@ async def resume_study(
     with Journal.open(place, write=False) as journal:  # who has nothing to do writes nothing, not even that he looked
         entries = journal.read()
         state = fold(entries)
-        if state.closed is not None and (folder / "report.md").exists():
-            return state, plan_of(pinned_library(journal, entries)), folder
+        if state.closed is not None:
+            plan = plan_of(pinned_library(journal, entries))  # nothing is decided any more, whatever the files say now
+            if not (folder / "report.md").exists():  # it died between its last entry and its report
+                await _report_missed(journal, entries, state, plan, folder)
+            return state, plan, folder
     with Journal.open(place, write=True) as journal:
         entries = journal.read()
         state = fold(entries)
         if state.spec is None:
             raise JournalError(f"Study {name} was never opened completely.", why="It holds nothing to go on from, and nothing was changed on the box.", hint="Start a new one.")
-        if state.spec.boxes and (state.closed is None or not (folder / "report.md").exists()):
+        if state.closed is not None:  # meanwhile, by another
+            return state, plan_of(pinned_library(journal, entries)), folder
+        if state.spec.boxes:
             from optimizer.wiring import boxes
 
-            plan = plan_of(pinned_library(journal, entries)) if state.closed is not None else _pinned_plan(journal, entries, roots, adopt=adopt)
+            plan = _pinned_plan(journal, entries, roots, adopt=adopt)
             return await boxes.resume(journal, journal.read(), state, plan, folder, watch=watch, progress=progress, say=say), plan, folder
-        if state.closed is not None:
-            plan = plan_of(pinned_library(journal, entries))  # nothing is decided any more, whatever the files say now
-            if not (folder / "report.md").exists():  # it died between its last entry and its report
-                reader = LiveExecutor(Box(LocalTransport()), state.spec, pinned_library(journal, entries))
-                reader.remember(entries, journal.blob)
-                keep_results(journal, reader, state, plan, folder)
-            return state, plan, folder
         plan = _pinned_plan(journal, entries, roots, adopt=adopt)
         stop = StopRequest()
         with interruptible(stop, say):
@@ -416,6 +414,19 @@ async def resume_study(
                 executor = LiveExecutor(box, state.spec, known, progress)
                 executor.remember(entries, journal.blob)
                 return await _drive(journal, executor, plan, folder, watch, stop), plan, folder
+
+
+async def _report_missed(journal: Journal, entries: Sequence[Entry], state: State, plan: Plan, folder: Path) -> None:
+    """The files of a closed study, which writes no entry any more."""
+    assert state.spec is not None
+    if state.spec.boxes:
+        from optimizer.wiring import boxes
+
+        await boxes.resume(journal, entries, state, plan, folder)
+        return
+    reader = LiveExecutor(Box(LocalTransport()), state.spec, pinned_library(journal, entries))
+    reader.remember(entries, journal.blob)
+    keep_results(journal, reader, state, plan, folder)
 
 
 async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: Path, watch: Watch | None, stop: StopRequest) -> State:

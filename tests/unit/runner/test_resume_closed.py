@@ -34,6 +34,8 @@ def test_the_report_of_a_closed_study_needs_no_adoption_of_new_knowledge(tmp_pat
     assert "target met" in (folder / "report.md").read_text(encoding="utf-8").splitlines()[0]
     assert "--disable-cuda-graph" not in (folder / "launch.sh").read_text(encoding="utf-8").split("exec", 1)[1]
     assert "-  --disable-cuda-graph" in (folder / "changes.diff").read_text(encoding="utf-8")
+    with Journal.open(tmp_path / "runs/s", write=False) as journal:  # closed is its last entry, whoever writes its files
+        assert journal.read()[-1].kind == "closed"
 
 
 def test_who_has_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
