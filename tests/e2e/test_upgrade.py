@@ -54,8 +54,9 @@ def test_the_default_that_cost_the_speed_is_named_with_the_flag_that_restores_it
     first = said.split("Put back first")[1].splitlines()[1]
     assert "cuda_graph_max_bs to 256, --cuda-graph-max-bs 256 (now 4, a changed default)" in first, said
     assert "Slower: ×" in said and "Where the time of a token went" in said and "No setting" not in said
-    # The flag does restore it: asked for on the new release, nothing has been lost.
-    (box.here / "launch.json").write_text(json.dumps({"argv": [*argv, "--cuda-graph-max-bs", "256"], "cwd": str(box.home)}))
-    assert box(*box.study("restored", target="1tps@8")).json["ending"] == "met"
-    again = box("diff", "before", "restored", "--json").json
-    assert again["speed"]["ratio"] > 1.5 * found["speed"]["ratio"] and again["speed"]["verdict"] != "slower"
+    # The flag does restore it: served with it, the new release is far from what it did without (294 against 107 tok/s on a quiet machine).
+    lost = next(row["output_tokens_per_s"][1] for row in found["levels"])
+    box.argv = (*argv, "--cuda-graph-max-bs", "256")
+    box.serve()
+    measured = box("bench", f"http://127.0.0.1:{box.port}", "--workload", "w.json", "--json").json
+    assert measured["points"][0]["metrics"]["output_tokens_per_s"] > 1.4 * lost
