@@ -136,7 +136,7 @@ def understood(words: list[str]) -> None:
     assert command is not None, f"there is no command {name}"
     parsed = command.make_context(name, list(words[1:]), parent=context)
     if name in ("run", "plan"):
-        wiring.prepare(options_of(parsed.params), wiring.Roots(runs=Path("/nonexistent")))
+        wiring.prepare(options_of(parsed.params), wiring.Roots(runs=Path("elsewhere")))
     elif parsed.params.get("host"):
         hosts.parse_host(parsed.params["host"])
 
