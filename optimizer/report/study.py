@@ -20,12 +20,14 @@ from optimizer.engines.script import render, render_members
 from optimizer.model.entry import Entry, EntryKind
 from optimizer.model.settings import Settings
 from optimizer.model.step import Launch
+from optimizer.model.verdict import given_up
 from optimizer.report import reproducing
+from optimizer.report.asking_view import facts_text
 from optimizer.report.both_sides import both_sides, both_sides_markdown
-from optimizer.report.document import changes_kept, left, ruled_out, trials, untried
+from optimizer.report.document import changes_kept, entries_of, left, ruled_out, trials, untried
 from optimizer.report.front_view import front_markdown
 from optimizer.report.kept import explained
-from optimizer.report.prose import changes_text, gain_text, interval_text, number, result_text, sentence
+from optimizer.report.prose import changes_text, gain_text, interval_text, number, result_text, reworded, sentence
 from optimizer.report.search_view import search_markdown
 from optimizer.report.setup import CONFIDENCE, FEW, both_levels, confidence_text, setup, simulated_text
 
@@ -54,7 +56,7 @@ def launch_files(commander: Commander, state: State, plan: Plan) -> dict[str, st
     result = summary(state, plan)["best" if better else "baseline"]
     comments = [
         f"Written by optimize, study {study}.",
-        f"Measured: {result_text(result)}; {state.spec.workload.text if state.spec else ''}.",
+        f"{'Nothing was measured' if result.get('value') is None else f'Measured: {result_text(result)}'}; the load: {state.spec.workload.text if state.spec else ''}.",
         *([simulated] if (simulated := simulated_text(state)) else []),
         "Changed against the original command line:" if settings.values else "Nothing was changed against the original command line.",
     ]
@@ -157,11 +159,12 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
     lines += _trials(state)
     lines += _hypotheses(result)
     lines += both_sides_markdown(both_sides(entries, result["hypotheses"], plan))
+    lines += _ruled_out_by_measurement(entries)
     lines += _ruled_out(state)
     lines += _refusals(state)
     lines += _flips(state)
     lines += search_markdown(entries)
-    lines += _left(entries, state, untried(result["hypotheses"], plan))
+    lines += _left(entries, state, untried(result["hypotheses"], plan, state))
     lines += ["## The journal", ""]
     lines += [f"{entry.seq}. {sentence(entry)}" for entry in entries if entry.kind not in (EntryKind.LEASE_TAKEN,)]
     lines += ["", "## Reproduce", "", *(f"- `{command}`: {what}" for command, what in reproducing.commands(state)), "",
@@ -198,7 +201,7 @@ def _trials(state: State) -> list[str]:
     for trial in trials(state):
         mean = interval_text(trial["interval"][0], trial["interval"][1], trial["value"], trial["unit"]) if trial["interval"] else "none"
         each = ", ".join(number(item["value"]) for item in trial["launches"]) or "none"
-        remarks = [f"infeasible: {trial['crashed']}"] * bool(trial["crashed"]) + [f"launch {item['launch']} invalid: {item['why']}" for item in trial["invalid"]]
+        remarks = [f"infeasible: {trial['crashed']}"] * bool(trial["crashed"]) + [f"{item['said']}: {item['why']}" for item in trial["invalid"]]
         remarks += [f"confirmed by a fresh launch: {number(trial['confirmed'])}"] * (trial["confirmed"] is not None)
         rows.append(f"| `{trial['text']}` | {mean} | {each} | {'; '.join(remarks).replace('|', '/')} |")
     return ["## What was measured", "", "| setting | mean, 95 % interval over launches | each launch | remarks |", "|---|---|---|---|", *rows, ""] if rows else []
@@ -262,11 +265,20 @@ def _hypotheses(result: Mapping[str, Any]) -> list[str]:
     return ["## Hypotheses", "", "| cause | family | probability | status | measured |", "|---|---|---|---|---|", *rows, ""] if rows else []
 
 
+def _ruled_out_by_measurement(entries: Sequence[Entry]) -> list[str]:
+    told: dict[str, list[dict[str, Any]]] = {"ruled out": [], "given up, not ruled out": []}
+    for item in entries_of(entries, EntryKind.PRUNED):
+        told["given up, not ruled out" if given_up(item) else "ruled out"].append(item)
+    told["left undecided"] = entries_of(entries, EntryKind.DEFERRED)
+    rows = [f"- {item['hypothesis']} ({item['changes'] or 'a point of its space'}), {how}: {reworded(item['why'])} (entry {item['entry']})" for how, items in told.items() for item in items]
+    return ["## Ruled out or left undecided by a measurement", "", *rows, ""] if rows else []
+
+
 def _ruled_out(state: State) -> list[str]:
     rows = []
     for item in ruled_out(state):
-        facts = [f"{against['fact']} = {against['value']} ({against['db']:+g} db)" for against in item["against"] if "fact" in against]
-        rows.append(f"- {item['id']} ({item['family']}): {', '.join(facts) or 'by another hypothesis'}")
+        facts = facts_text([against for against in item["against"] if "fact" in against])
+        rows.append(f"- {item['id']} ({item['family']}): {'; '.join(facts) or 'by another cause'}")
     return ["## Ruled out by evidence alone, without a launch", "", *rows, ""] if rows else []
 
 
