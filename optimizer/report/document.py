@@ -13,6 +13,7 @@ from optimizer.core.confidence import next_launch
 from optimizer.core.plan import Plan
 from optimizer.core.state import ArmState, State
 from optimizer.model.entry import Entry, EntryKind
+from optimizer.model.playbook import SetAction
 from optimizer.model.target import unit_of
 from optimizer.model.verdict import given_up
 from optimizer.report import reproducing
@@ -84,12 +85,12 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "waterfall_labels": ["as found", "at the end"] if state.promoted else ["as first estimated", "as known at the end"],
         "flips": [dict(flip) for flip in state.flips],
         "ruled_out_by_evidence": ruled_out(state),
-        "ruled_out_by_measurement": [item for item in _entries_of(entries, EntryKind.PRUNED) if not given_up(item)],
-        "given_up": [item for item in _entries_of(entries, EntryKind.PRUNED) if given_up(item)],
-        "deferred": _entries_of(entries, EntryKind.DEFERRED),
+        "ruled_out_by_measurement": [item for item in entries_of(entries, EntryKind.PRUNED) if not given_up(item)],
+        "given_up": [item for item in entries_of(entries, EntryKind.PRUNED) if given_up(item)],
+        "deferred": entries_of(entries, EntryKind.DEFERRED),
         "refused": [dict(item) for item in state.refusals],
         "left": left(entries),
-        "untried": untried(result["hypotheses"], plan),
+        "untried": untried(result["hypotheses"], plan, state),
         "hand_over": _hand_over(state, left(entries)),
         "reproduce": [{"command": command, "what": what} for command, what in (reproducing.commands(state) if spec else ())],
         "journal": [{"seq": entry.seq, "at_utc": entry.at_utc, "kind": entry.kind.value, "cause": entry.cause, "text": sentence(entry)} for entry in entries],
@@ -106,7 +107,7 @@ def trials(state: State) -> list[dict[str, Any]]:
         row: dict[str, Any] = {
             "settings": dict(arm.settings.values), "text": _named(arm.settings.values, state),
             "metric": metric, "unit": unit_of(metric), "launches": [{"launch": result.launch, "entry": result.entry, "value": result.value} for result in arm.results],
-            "invalid": [{"launch": launch, "why": why} for launch, why in arm.invalid], "crashed": arm.crashed, "confirmed": arm.confirmed.value if arm.confirmed else None,
+            "invalid": [{"launch": launch, "why": why, "said": _unused(launch, arm)} for launch, why in arm.invalid], "crashed": arm.crashed, "confirmed": arm.confirmed.value if arm.confirmed else None,
             "value": None, "interval": None, "levels": _levels(arm),
         }  # fmt: skip
         if values:
@@ -114,6 +115,12 @@ def trials(state: State) -> list[dict[str, Any]]:
         if values or arm.invalid or arm.crashed:
             rows.append(row)
     return rows
+
+
+def _unused(launch: str, arm: ArmState) -> str:
+    """A measurement that was not used; the launch itself may have been measured again."""
+    again = any(result.launch == launch for result in (*arm.results, *arm.earlier))
+    return f"a measurement of launch {launch} is not used, another of it is" if again else f"launch {launch} invalid"
 
 
 def _named(values: Mapping[str, Any], state: State) -> str:
@@ -182,7 +189,7 @@ def _waterfall(entry: Entry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _entries_of(entries: Sequence[Entry], kind: EntryKind) -> list[dict[str, Any]]:
+def entries_of(entries: Sequence[Entry], kind: EntryKind) -> list[dict[str, Any]]:
     return [{"entry": entry.seq, "hypothesis": entry.body["hypothesis"], "changes": changes_text(entry.body.get("changes", {})), "verdict": entry.body.get("verdict"),
              "why": entry.body.get("why", "")} for entry in entries if entry.kind == kind and "hypothesis" in entry.body]  # fmt: skip
 
@@ -206,11 +213,15 @@ def ruled_out(state: State) -> list[dict[str, Any]]:
     return [dict(item) for item in state.ruled_out if item["id"] not in launched]
 
 
-def untried(rows: Sequence[Mapping[str, Any]], plan: Plan) -> list[dict[str, Any]]:
-    """Likely causes for which no launch was spent, by the final table."""
+def untried(rows: Sequence[Mapping[str, Any]], plan: Plan, state: State) -> list[dict[str, Any]]:
+    """Likely causes for which no launch was spent, by the final table. What a launch for another cause changed was tried."""
+    launched = [set(arm.settings.values) for arm in state.arms.values() if arm.results or arm.earlier or arm.crashed]
     found = []
     for row in rows:
         book = plan.playbook(row["id"])
+        sets = [set(action.params) for action in book.actions if isinstance(action, SetAction)] if book is not None else []
+        if any(names and names <= known for names in sets for known in launched):
+            continue
         if row["detail"] == "open" and row["probability"] >= LIKELY and book is not None:
             found.append({"id": row["id"], "probability": row["probability"], "claim": book.claim})
     return sorted(found, key=lambda row: -row["probability"])

@@ -21,7 +21,8 @@ from optimizer.transport.local import LocalTransport
 from optimizer.wiring import pinned_library, plan_of
 from optimizer.wiring.reporting import report_of
 
-H200 = Path(__file__).parents[2] / "histories/h200-7b-eager"
+ROOT = Path(__file__).parents[3]
+H200 = ROOT / "tests/histories/h200-7b-eager"
 
 
 def study() -> tuple[list[Entry], State, Journal]:
@@ -97,3 +98,17 @@ def test_a_figure_is_shown_with_the_requests_behind_it() -> None:
     assert both_levels(few, more) == (("26.16", "104.3"), ("too few requests", "91.55"), ("too few requests", "9.488"), ("1", "4"))
     assert both_levels({}, more)[0] == ("not measured", "104.3")
     assert "| whole requests in the window |" in report_of(H200, "md") and 'data-of="whole requests"' in report_of(H200, "html")
+
+
+def test_markdown_says_what_was_ruled_out_by_which_measurement_and_what_was_not_used() -> None:
+    text = report_of(ROOT / "runs/recorded/h200-7b-oom", "md")
+    part = text.split("## Ruled out or left undecided by a measurement")[1].split("## ")[0]
+    assert "operator-wants-graphs-for-1024 (cuda_graph_max_bs=1024" in part and "ruled out: It does not run: oom_capture" in part and "(entry 29)" in part
+    assert "a measurement of launch original is not used, another of it is: never_steady" in text and "launch original invalid" not in text
+
+
+def test_what_a_launch_for_another_cause_changed_is_not_called_untried() -> None:
+    document = json.loads(report_of(ROOT / "runs/recorded/h200x2-27b-allreduce", "json"))
+    assert "custom-allreduce-disabled" not in {row["id"] for row in document["untried"]}
+    launched = {name for trial in document["trials"] for name in trial["settings"]}
+    assert "disable_custom_all_reduce" in launched
