@@ -9,7 +9,8 @@ from optimizer.model.base import Frozen, Value
 from optimizer.model.canonical import canonical_json
 from optimizer.model.space import Direction
 from optimizer.model.startup import Flip
-from optimizer.search.encode import plain_name
+from optimizer.search.encode import Array, plain_name
+from optimizer.search.gaussian import Posterior
 from optimizer.search.policies import Model
 from optimizer.search.table import Table
 
@@ -46,7 +47,7 @@ def replay_with_logs(
     model = Model(table, directions, knowledge=True)
     sign = 1.0 if table.direction == "max" else -1.0
     noise = table.noise() or _DEFAULT_NOISE
-    gains, node = table.gains(), model.root
+    gains, posterior, reached = table.gains(), Posterior(model.prior), -math.inf
     settings = [{plain_name(name): value for name, value in {**table.constant, **point}.items()} for point in table.points]
     pruned: dict[tuple[str, str], str] = {}
     launches: list[LoggedLaunch] = []
@@ -54,7 +55,7 @@ def replay_with_logs(
     good: set[tuple[str, str]] = set()  # branches that beat the baseline once: whatever the log says, they are no dead end
     left = set(range(len(table.points)))
     while left and len(launches) < most_launches:
-        index = first if first is not None and not launches else model.best_of(node, left)
+        index = first if first is not None and not launches else _most_promising(posterior.expected_gain(reached) if launches else model.expected, left)
         left.discard(index)
         value, flips = table.values[index], fallbacks_of(index)
         given_up = []
@@ -71,7 +72,8 @@ def replay_with_logs(
         if sign * value > (best[0] if best else sign * baseline):
             best = (sign * value, len(launches))
         left = {other for other in left if not any(canonical_json(settings[other].get(name)) == held for name, held in pruned)}
-        node = model.next(node, index, gains[index][0])
+        posterior.observe(index, gains[index][0], model.noise**2)
+        reached = max(reached, gains[index][0])
     untouched = len(table.points) - len(launches)
     why = "Every configuration that is left shares a setting that the server's own log blames." if pruned and untouched else "All configurations were launched."
     if not pruned and untouched:
@@ -80,3 +82,9 @@ def replay_with_logs(
     return LoggedRun(
         launches=tuple(launches), kept="baseline" if best is None else f"launch {best[1]}", share_of_best=round(table.share(kept), 4), left=untouched, why=why
     )
+
+
+def _most_promising(score: Array, left: set[int]) -> int:
+    """The first of those that are worth the most, up to what rounding differs by."""
+    top = max(float(score[index]) for index in left)
+    return min(index for index in left if float(score[index]) >= top - 1e-9 * max(1.0, abs(top)))

@@ -13,13 +13,12 @@ from optimizer.model.base import Value
 from optimizer.model.canonical import derived_seed
 from optimizer.model.space import Direction
 from optimizer.search.encode import Array, dimensions
-from optimizer.search.gaussian import Posterior, Prior
+from optimizer.search.gaussian import Posterior, Prior, Step
 from optimizer.search.table import Table
 
 Ask = int | Mapping[str, Value]  # the index of a configuration, or a point that may have none
 
-_KEPT_NODES = 4096
-_KEPT_FLOATS = 30_000_000
+_KEPT_FLOATS = 30_000_000  # of the decisions that all runs over a table share
 _NOISE = 0.02  # of one measurement (ln), where the table does not repeat any
 _TIE = 1e-9
 
@@ -78,12 +77,12 @@ def _random(table: Table, directions: Sequence[Direction]) -> Policy:
 
 @dataclass
 class _Node:
-    """What is decided after one history. ``ties`` are the configurations that are worth the same."""
+    """What is decided after one history. ``ties`` are the configurations that are worth the same; ``step``: the last measurement, for
+    other runs that come this way."""
 
     ties: list[int]
-    posterior: Posterior
-    best: float
-    measured: frozenset[int]
+    best: float = -np.inf
+    step: Step | None = None
     kept: bool = True  # in the model's memory, where other seeds find it
     children: dict[tuple[int, float], "_Node"] = field(default_factory=dict)
 
@@ -96,40 +95,28 @@ class Model:
         count = len(table.points)
         self.expected: Array = sum((dim.expected for dim in dims), np.zeros(count))
         self.noise = max(table.noise() or _NOISE, 0.002)
+        self.prior = Prior(dims, count, knowledge=knowledge)
         start = self.expected if knowledge else np.zeros(count)
-        self.root = _Node(self._ties(start, frozenset()), Posterior(Prior(dims, count, knowledge=knowledge)), -np.inf, frozenset())
+        self.root = _Node(_equals(start))
         self.begun = False  # whether the first launch was decided for some run
-        self.room = min(_KEPT_NODES, _KEPT_FLOATS // (20 * count))
+        self.room = _KEPT_FLOATS
 
-    def next(self, node: _Node, index: int, gain: float) -> _Node:
-        known = node.children.get((index, gain))
-        if known is not None:
-            return known
-        # Once the memory is full, a run goes on alone: nobody else continues from its node, so nothing is copied.
-        posterior = node.posterior.copy() if node.kept else node.posterior
-        posterior.observe(index, gain, self.noise**2)
-        best, measured = max(node.best, gain), node.measured | {index}
-        ties = self._ties(posterior.expected_gain(best), measured)
-        found = _Node(ties, posterior, best, measured, kept=node.kept and self.room > 0)
+    def next(self, node: _Node, index: int, gain: float, posterior: Posterior) -> _Node:
+        """What follows a measurement that no run made after this history, whose ``posterior`` it changes."""
+        step = posterior.observe(index, gain, self.noise**2)
+        best = max(node.best, gain)
+        ties = posterior.promising(best, _TIE)
+        # Once the memory is full, a run goes on alone: nobody else continues from its node.
+        found = _Node(ties, best, step, kept=node.kept and self.room > 0)
         if found.kept:
-            self.room -= 1
+            self.room -= step.coefficients.size + len(ties)
             node.children[(index, gain)] = found
         return found
 
-    def best_of(self, node: _Node, left: set[int]) -> int:
-        """The most promising of ``left``, the first of equals."""
-        score = self.expected if node is self.root else node.posterior.expected_gain(node.best)
-        return -max((float(score[index]), -index) for index in left)[1]
 
-    def _ties(self, score: Array, measured: frozenset[int]) -> list[int]:
-        """The best of what is left; several where they are worth the same."""
-        worth = score.copy()
-        if measured:
-            worth[list(measured)] = -np.inf
-        top = float(worth.max())
-        if top == -np.inf:
-            return []
-        return [int(index) for index in np.flatnonzero(worth >= top - _TIE * max(1.0, abs(top)))]
+def _equals(score: Array) -> list[int]:
+    top = float(score.max())
+    return [int(index) for index in np.flatnonzero(score >= top - _TIE * max(1.0, abs(top)))]
 
 
 @dataclass
@@ -138,6 +125,8 @@ class ModelRun:
     node: _Node
     source: random.Random
     looked_up: int = 0  # decisions that a run before had made of the same history
+    steps: list[Step] = field(default_factory=list)
+    posterior: Posterior | None = None  # of as many of them as had to be known, for what this run decided itself
 
     def __post_init__(self) -> None:
         self.looked_up, self.model.begun = int(self.model.begun), True
@@ -147,8 +136,18 @@ class ModelRun:
         return ties[0] if len(ties) == 1 else ties[self.source.randrange(len(ties))]
 
     def tell(self, index: int, gain: float) -> None:
-        self.looked_up += (index, gain) in self.node.children
-        self.node = self.model.next(self.node, index, gain)
+        known = self.node.children.get((index, gain))
+        self.looked_up += known is not None
+        self.node = known or self.model.next(self.node, index, gain, self._posterior())
+        assert self.node.step is not None
+        self.steps.append(self.node.step)
+
+    def _posterior(self) -> Posterior:
+        if self.posterior is None:
+            self.posterior = Posterior(self.model.prior)
+        for step in self.steps[self.posterior.count :]:
+            self.posterior.follow(step)
+        return self.posterior
 
     def unrecorded(self) -> None:
         raise AssertionError("The model asks only for what is in the table.")
