@@ -126,9 +126,12 @@ def _row(state: State, plan: Plan, item: Scored, look: Look) -> dict[str, Any]:
     belief = state.beliefs.get(item.id, Belief())
     action = _action(book, state, look)
     ratio = _ratio(state, plan, book)
+    further = _further(state, belief, action)
+    if further and ratio is not None:
+        ratio = _left_of(belief, ratio)
     value = _value(state, plan, item, book, ratio)
     testable = (
-        (belief.status in OPEN or _again(belief, item))
+        (belief.status in OPEN or further or _again(belief, item))
         and item.probability >= MIN_PROBABILITY
         and isinstance(action, SetAction | SpaceAction)
         and ratio is not None
@@ -162,7 +165,19 @@ def _launches(state: State, ratio: tuple[float, float] | None) -> float | None:
 def _again(belief: Belief, item: Scored) -> bool:
     """A cause that was cured in part: the evidence of the new baseline alone still makes it more likely than not."""
     alone = probability_of(item.score_db - belief.measured_db)
-    return belief.status == "supported" and alone >= 0.5 and len(belief.tried) < MAX_POINTS_OF_SPACE
+    return belief.status == "supported" and alone >= 0.5 and len(belief.tried) < MAX_POINTS_OF_SPACE and not belief.searched
+
+
+def _further(state: State, belief: Belief, action: Action | None) -> bool:
+    """Whether the space of a cause that paid off is searched further: its first points were somebody's good guesses for other boxes."""
+    kept = belief.status == "supported" and len(belief.tried) < MAX_POINTS_OF_SPACE and not belief.searched
+    return kept and isinstance(action, SpaceAction) and since.decides_by(state.spec, since.SPACES_SEARCHED)
+
+
+def _left_of(belief: Belief, ratio: tuple[float, float]) -> tuple[float, float] | None:
+    """What is left of a cause's prediction after what its kept changes brought; None where nothing is."""
+    left = ratio[1] / max(belief.gained, 1.0)
+    return (1.0, left) if left > 1.0 else None
 
 
 def _evidence(state: State, hit: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ FRONT_PRUNED: Final = 5  # the search of a front leaves out what only ruled-out 
 LIMIT_SAID: Final = 5  # a study that spends its budget says so where the target is out of reach besides
 BEST_EFFORT_LOOKS: Final = 5  # with --best-effort an idea is looked at again although nothing reaches the target
 STARTABLE: Final = 5  # a value with which the engine never starts here is no value of a space that is sampled
+SPACES_SEARCHED: Final = 5  # a cause that paid off goes on: a sampler is asked for further points of its space
 LOSS_AS_TOLD: Final = 5  # what is out of reach names the largest loss as the last ceiling entry has it
 LABELS_SAID: Final = 5  # an observation in a ranking says which of several of its name it is
 SHARED_CREDIT: Final = 5  # of one launch with several causes each is credited with what the others leave open

@@ -109,6 +109,8 @@ class Belief:
     tried: tuple[str, ...] = ()  # digests of the settings launched for it
     verdict: str = ""
     final_db: float | None = None  # what it scored when it was tested, with the verdict: the evidence of the cured server says less
+    gained: float = 1.0  # ratio that its kept changes brought
+    searched: bool = False  # of one that paid off: nothing further is to be had for it
     baseline: str = ""  # the comparator under which the status holds
     reason: str = ""
     entry: int = 0
@@ -563,6 +565,8 @@ def _refused(state: State, entry: Entry) -> State:
         return replace(state, test=replace(state.test, changes={}, settings=None, rejected=(*state.test.rejected, rejected)))
     if hypothesis := entry.body.get("hypothesis"):
         status = "handed_over" if entry.body.get("kind") == "hand_over" else "refused"
+        if _goes_on(state, hypothesis):
+            return replace(state, beliefs=_set(state, hypothesis, searched=True), belief_version=state.belief_version + 1, test=None)
         beliefs = _set(state, hypothesis, status=status, reason=entry.body["why"], entry=entry.seq)
         return replace(state, beliefs=beliefs, belief_version=state.belief_version + 1, test=None)
     return state
@@ -595,6 +599,12 @@ def _borne_out(state: State, entry: Entry) -> State:
     return replace(state, provisional=None, beliefs=beliefs)
 
 
+def _goes_on(state: State, hypothesis: str) -> bool:
+    """Whether this cause has paid off and a further point of its space is what was tried."""
+    known = state.beliefs.get(hypothesis)
+    return known is not None and known.status == "supported" and since.decides_by(state.spec, since.SPACES_SEARCHED)
+
+
 def _settled(status: str) -> Any:
     def handler(state: State, entry: Entry) -> State:
         body = entry.body
@@ -607,6 +617,10 @@ def _settled(status: str) -> Any:
         hypothesis = body["hypothesis"]
         known = state.beliefs.get(hypothesis, Belief())
         tried = (*known.tried, body["settings_digest"]) if body.get("settings_digest") else known.tried
+        if status != "supported" and _goes_on(state, hypothesis):
+            # A further point of its space failed, or none was to be had: that is nothing against the one that is kept.
+            searched = known.searched or tried == known.tried
+            return replace(state, beliefs=_set(state, hypothesis, tried=tried, searched=searched), belief_version=state.belief_version + 1, test=None)
         beliefs = _set(state, hypothesis, status=status, reason=body.get("why", ""), entry=entry.seq, tried=tried, verdict=body.get("verdict", ""),
                        measured_db=known.measured_db + _gained(body, hypothesis))  # fmt: skip
         return replace(state, beliefs=beliefs, belief_version=state.belief_version + 1, test=None)
@@ -624,6 +638,7 @@ def _gained(body: Mapping[str, Any], name: str) -> float:
 def _promoted(state: State, entry: Entry) -> State:
     body = entry.body
     scores = dict(state.test.score_db) if state.test else {}
+    gained = _gain_of_test(state)
     state = _settled("supported")(state, entry)
     for companion in body.get("companions", ()):
         before = state.beliefs.get(companion, Belief()).measured_db if "weights" in body else 0.0
@@ -631,7 +646,7 @@ def _promoted(state: State, entry: Entry) -> State:
                                             tried=(body["settings_digest"],), measured_db=before + _gained(body, companion)))  # fmt: skip
     for name in (body["hypothesis"], *body.get("companions", ())):
         known = state.beliefs[name]
-        state = replace(state, beliefs={**state.beliefs, name: replace(known, final_db=scores.get(name, 0.0) + _gained(body, name))})
+        state = replace(state, beliefs={**state.beliefs, name: replace(known, final_db=scores.get(name, 0.0) + _gained(body, name), gained=known.gained * gained)})
     baseline = Settings(values=body["settings"])
     # What was measured against the old baseline is weak evidence about the new one: half its weight, and open again. A harm
     # keeps its weight: what slowed the old baseline beyond doubt rarely helps the new one.
@@ -652,6 +667,14 @@ def _promoted(state: State, entry: Entry) -> State:
         out_of_reach="",
         bundle_failed=False,
     )
+
+
+def _gain_of_test(state: State) -> float:
+    """Mean of the launches under test against those of the baseline, as a ratio; 1 where either is missing."""
+    now = state.arm(state.test.settings).results if state.test is not None and state.test.settings is not None else ()
+    if not now or not state.base_arm.results:
+        return 1.0
+    return math.exp(math.fsum(one.ln for one in now) / len(now) - math.fsum(one.ln for one in state.base_arm.results) / len(state.base_arm.results))
 
 
 def _rolled_back(state: State, entry: Entry) -> State:

@@ -30,5 +30,5 @@ def test_no_second_baseline_where_nothing_reaches_the_target(reach, pair, monkey
     monkeypatch.setattr(closing, "pooled", lambda *_: SimpleNamespace(sd=0.03))
     monkeypatch.setattr(closing, "policy", lambda *_: SimpleNamespace(quick_exit_sd=6.0))
     monkeypatch.setattr(verdicts, "unmeasurable", lambda *_: False)
-    state = SimpleNamespace(base_arm=SimpleNamespace(results=[SimpleNamespace(ln=3.2)]), promoted=(), reach=reach)
+    state = SimpleNamespace(base_arm=SimpleNamespace(results=[SimpleNamespace(ln=3.2)]), promoted=(), reach=reach, spec=SimpleNamespace(best_effort=False))
     assert verdicts._pair_first(state, SimpleNamespace(), SimpleNamespace(ratio=(1.0, 1.19))) is pair
