@@ -221,8 +221,17 @@ def _running_already(record: dict[str, Any]) -> procfs.Process | None:
         pid for pid in processes
         if procfs.link("/proc/%d/cwd" % pid) == procfs.raw(record["cwd"]) and _comparable(shown_of(pid)) == wanted
     }  # fmt: skip
+    if record.get("shown"):
+        # A title that a program has put in its command line's place is that of every program of its kind: only the port tells which.
+        alike &= _serving(set(record["ports"]))
     tops = [pid for pid in alike if processes[pid].ppid not in alike]
     return processes[min(tops)] if tops else None
+
+
+def _serving(ports: set[int]) -> set[int]:
+    """Processes that listen on one of these ports."""
+    inodes = {one.inode for one in procfs.listeners() if one.port in ports}
+    return {pid for pids in procfs.socket_owners(inodes).values() for pid in pids}
 
 
 def refuse_restarted(folder: Folder, study: str) -> None:

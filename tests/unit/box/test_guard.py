@@ -7,12 +7,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from optimizer.box.box import Box
+from optimizer.box.plain import original as original_module
 from optimizer.box.results import GuardFired, ServerProcess, ShimRefused
 from optimizer.errors import NeedsOperator
 
@@ -362,3 +364,20 @@ async def test_an_original_that_was_started_by_hand_with_its_secrets_counts(box:
     await until(lambda: box_listens(original.port))
     restored = await box.restore_original("s1", timeout_s=60)
     assert restored.pid == by_hand.process.pid and not restored.by_guard
+
+
+def test_a_title_over_a_command_line_is_that_of_every_program_of_its_kind(tmp_path: Path, free_port: int) -> None:
+    """Another router in the same directory is neither the original nor one that was started again: it listens elsewhere."""
+    code = f"import socket; s = socket.socket(); s.bind(('127.0.0.1', {free_port})); s.listen(); print('up', flush=True); input()"
+    with subprocess.Popen(["sglang::router"], executable="/bin/cat", cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as bystander:
+        record = {"shown": ["sglang::router"], "argv": ["python", "-m", "sglang_router.launch_router"], "cwd": str(tmp_path), "ports": [free_port]}
+        assert original_module.shown_of(bystander.pid) == ["sglang::router"]
+        assert original_module._running_already(record) is None
+        assert original_module._running_already({**record, "shown": None, "argv": ["sglang::router"]}).pid == bystander.pid
+        assert bystander.stdin is not None
+        bystander.stdin.close()
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None and one.stdin is not None and one.stdout.readline() == b"up\n"
+        shown = original_module.shown_of(one.pid)
+        assert original_module._running_already({**record, "shown": shown}).pid == one.pid
+        one.stdin.close()
