@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from optimizer.stats import steady
 
+FIRST_S = 3.0  # of a window; what comes in one burst when it opens is no rate
 _TIME = re.compile(r"([^:]*): (warming up|measuring), (\d+)(?: of (\d+))? s,")
 
 
@@ -31,7 +32,8 @@ def so_far(seen: Mapping[str, Any]) -> str:
     """``measuring, 24 of 60 s, 1,070 tok/s; mean so far 1,062 tok/s [1,041, 1,083] at 95 %``. The interval (95 %) is of this window alone, from five of
     its twenty parts on; launches differ by more."""
     elapsed, rate = seen.get("elapsed_s", 0.0), seen.get("tokens_per_s")
-    now = f"{_tokens(rate)} tok/s" if isinstance(rate, int | float) else "no rate yet"
+    early = seen.get("phase") == "window" and elapsed < min(FIRST_S, seen.get("window_s", 60.0) / 10)
+    now = f"{_tokens(rate)} tok/s" if isinstance(rate, int | float) and not early else "no rate yet"
     if seen.get("phase") != "window":
         return f"warming up, {elapsed:.0f} s, {now}"
     mean = steady.window_mean([float(one) for one in seen.get("rates", ())])

@@ -16,6 +16,7 @@ from optimizer.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from optimizer.model.measurement import LoadPoint
+    from optimizer.model.workload import Workload
     from optimizer.report.bench_view import BenchProgress
     from optimizer.runner.benching import Bench
     from optimizer.wiring import Roots
@@ -95,7 +96,7 @@ async def _bench(options: BenchOptions, roots: Roots, values: dict[str, Any], fo
 
     with bench_view.BenchProgress(sys.stderr) as view:
         async with opened_bench(options, roots) as (first, wanted):
-            view.say(f"{first.served.name}: {wanted.text}; {f'measured by {options.tool}' if options.tool else f'window {wanted.workload.window_s:g} s'}.")
+            view.say(f"{first.served.name}: {wanted.text}; {f'measured by {options.tool}' if options.tool else _times(wanted.workload)}.")
             benches = [first]
             if values["against"]:
                 benches.append(first.against(await second_server(values["against"], options, wanted)))
@@ -111,6 +112,11 @@ async def _bench(options: BenchOptions, roots: Roots, values: dict[str, Any], fo
                             await one.step(load)
     _show(benches, values, for_machine)
     return _exit_code(benches, options)
+
+
+def _times(load: Workload) -> str:
+    """How long a load takes: its warm-up ends when the rate is steady."""
+    return f"window {load.window_s:g} s after a warm-up of {load.warmup_min_s:g} to {max(load.warmup_min_s, load.warmup_max_s):g} s, until the rate is steady"
 
 
 def _said(view: BenchProgress, bench: Bench, point: LoadPoint) -> None:

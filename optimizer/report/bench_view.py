@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TextIO, cast
 
@@ -26,13 +27,15 @@ COLUMNS = (
     ("ttft_p50_ms", "TTFT p50"), ("ttft_p99_ms", "p99"), ("tpot_p50_ms", "TPOT p50"), ("tpot_p99_ms", "p99"), ("itl_p99_ms", "ITL p99"),
     ("e2e_p50_ms", "E2E p50"), ("e2e_p99_ms", "p99"),
 )  # fmt: skip
+EVERY_S = 30.0
 ALWAYS = {"output_tokens_per_s", "requests_per_s", "ttft_p50_ms", "tpot_p50_ms", "e2e_p50_ms"}
 
 
 class BenchProgress:
-    """One line that changes on a terminal; elsewhere one line for each load and phase. A context manager."""
+    """One line that changes on a terminal; elsewhere one line for each load and phase, and again every ``EVERY_S``. A context manager."""
 
-    def __init__(self, stream: TextIO | None) -> None:
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._at = clock, 0.0
         self._stream = steady(stream)
         self.console = Console(file=cast(TextIO, self._stream), highlight=False, soft_wrap=True)
         self._live: Live | None = None
@@ -53,8 +56,8 @@ class BenchProgress:
         """The small news of the running load."""
         if self._live is not None:
             self._live.update(Text(text, style="dim"))
-        elif (head := text.partition(",")[0]) != self._said:
-            self._said = head
+        elif (head := text.partition(",")[0]) != self._said or self._clock() - self._at >= EVERY_S:
+            self._said, self._at = head, self._clock()
             self.console.print(text, markup=False)
 
     def say(self, text: str) -> None:

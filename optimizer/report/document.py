@@ -21,7 +21,7 @@ from optimizer.report.both_sides import both_sides
 from optimizer.report.kept import explained, measured_text
 from optimizer.report.prose import changes_text, sentence
 from optimizer.report.search_view import search_parts
-from optimizer.report.setup import CONFIDENCE, confidence_text, setup, simulated_text
+from optimizer.report.setup import AT_THE_END, CONFIDENCE, confidence_text, setup, simulated_text
 
 # Who can win back what a bucket of the waterfall holds, where no setting does.
 TAKERS = {
@@ -73,6 +73,7 @@ def study_document(entries: Sequence[Entry], state: State, plan: Plan) -> dict[s
         "simulated": simulated_text(state),
         "setup": [{"what": what, "value": value} for what, value in setup(entries, state)],
         "intervals": CONFIDENCE,
+        "noise_known": AT_THE_END,
         "opened_utc": entries[0].at_utc if entries else None,
         "search": search_parts(entries),
         "result": result,

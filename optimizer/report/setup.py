@@ -13,6 +13,7 @@ from optimizer.report.prose import number
 
 CONFIDENCE = ("Intervals are 95 % over launches where nothing else is said; 98.75 % stands at a verdict that may be looked at up to four times (99 % at five), "
               "so that all its looks together are wrong in 5 % of tests.")  # fmt: skip
+AT_THE_END = "by all launches of the study; a verdict says what was known of it when it was given"
 FEW = "A rate counts every token of the window; a percentile rests on the requests that it saw whole, and is not given where they are too few."
 
 

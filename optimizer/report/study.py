@@ -29,7 +29,7 @@ from optimizer.report.front_view import front_markdown
 from optimizer.report.kept import explained
 from optimizer.report.prose import changes_text, gain_text, interval_text, number, result_text, reworded, sentence
 from optimizer.report.search_view import search_markdown
-from optimizer.report.setup import CONFIDENCE, FEW, both_levels, confidence_text, setup, simulated_text
+from optimizer.report.setup import AT_THE_END, CONFIDENCE, FEW, both_levels, confidence_text, setup, simulated_text
 
 
 class Commander(Protocol):
@@ -145,7 +145,7 @@ def report_markdown(entries: Sequence[Entry], state: State, plan: Plan) -> str:
         *([f"| confidence | {sure} |"] if (sure := confidence_text(state)) else []),
         f"| launches | {result['launches']} after the baseline, {result['launches_baseline']} for it |",
         f"| time | {result['minutes']:.1f} minutes |",
-        f"| launch-to-launch noise | {100 * result['noise']['sd']:.1f} % ({result['noise']['degrees_of_freedom']:g} degrees of freedom) |",
+        f"| launch-to-launch noise | {100 * result['noise']['sd']:.1f} % ({result['noise']['degrees_of_freedom']:g} degrees of freedom), {AT_THE_END} |",
         "",
         CONFIDENCE,
         "",

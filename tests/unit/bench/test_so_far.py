@@ -1,5 +1,6 @@
 """What a person who waits reads of a running load: the rate now, and from five parts of the window on the mean with its interval."""
 
+import io
 import itertools
 import re
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from optimizer.bench.run import progress
 from optimizer.bench.so_far import so_far
+from optimizer.report.bench_view import BenchProgress
 
 RATE = 4 * 16 / 0.15  # 4 requests of 16 tokens, one every 10 ms
 
@@ -38,3 +40,18 @@ def test_before_five_parts_there_is_no_interval_and_in_the_warm_up_no_mean() -> 
 def test_a_line_of_an_older_load_generator_is_read_too() -> None:
     assert so_far({"phase": "window", "elapsed_s": 5.0, "tokens_per_s": 12.0}) == "measuring, 5 s, 12.0 tok/s"
     assert so_far({"phase": "window"}) == "measuring, 0 s, no rate yet"
+
+
+def test_the_first_moments_of_a_window_have_no_rate() -> None:
+    assert so_far({"phase": "window", "elapsed_s": 1.0, "window_s": 60.0, "tokens_per_s": 67094.0}) == "measuring, 1 of 60 s, no rate yet"
+    assert so_far({"phase": "window", "elapsed_s": 4.0, "window_s": 60.0, "tokens_per_s": 40181.0}) == "measuring, 4 of 60 s, 40,181 tok/s"
+
+
+def test_without_a_terminal_a_long_phase_is_told_again() -> None:
+    stream, times = io.StringIO(), iter([40.0, 41.0, 69.0, 71.0, 71.0])
+    view = BenchProgress(stream, lambda: next(times, 72.0))
+    for second in (1, 2, 29, 31):
+        view.note(f"c=8: warming up, {second} s, 100 tok/s")
+    view.note("c=8: measuring, 1 of 8 s, no rate yet")
+    view._stream.settle()
+    assert [line.partition(" s,")[0] for line in stream.getvalue().splitlines()] == ["c=8: warming up, 1", "c=8: warming up, 31", "c=8: measuring, 1 of 8"]
