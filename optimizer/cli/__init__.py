@@ -3,6 +3,7 @@ stdout. Heavy imports happen inside the commands, so that ``--help`` stays insta
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -20,7 +21,6 @@ from optimizer.cli import (
     replaying,
     reporting,
     serving,
-    shells,
     studying,
 )
 from optimizer.cli.base import SHARED, Group, takes_shared
@@ -65,7 +65,10 @@ def main(ctx: click.Context, as_json: bool, runs: Path, knowledge_: Path | None,
         click.echo(FIRST)
 
 
-shells.register()
+if "_OPTIMIZE_COMPLETE" in os.environ:  # what only Tab needs is not loaded otherwise
+    from optimizer.cli import shells
+
+    shells.register()
 for command in (
     studying.run, studying.plan, studying.resume,
     diagnosing.diagnose, benching.bench,
