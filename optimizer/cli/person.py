@@ -53,6 +53,13 @@ def _heard() -> Iterator[None]:
         signal.signal(signal.SIGALRM, held)
 
 
+def _one_of(answer: object, most: int) -> int:
+    text = str(answer).strip()
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise click.UsageError(printable(f"{text!r} is none of them: type a number from 1 to {most}."))
+    return int(text)
+
+
 class Terminal:
     """A person at the terminal; see ``wiring.questions.Person``."""
 
@@ -61,7 +68,7 @@ class Terminal:
         for number, choice in enumerate(choices, 1):
             say(f"  {number}  {choice}", err=True)
         with _heard():
-            return int(click.prompt("Number", type=click.IntRange(1, len(choices)), default=1, err=True)) - 1
+            return int(click.prompt("Number", value_proc=lambda answer: _one_of(answer, len(choices)), default=1, err=True)) - 1
 
     def text(self, question: str, default: str | None, check: Callable[[str], object]) -> str:
         def checked(answer: Any) -> str:

@@ -339,4 +339,5 @@ def _tail(pieces: tuple[Piece, ...]) -> list[Piece]:
 
 
 def _shorten(message: str) -> str:
-    return re.sub(r"\s+", " ", message).strip()[:400]
+    told = re.sub(r"\s+", " ", message).strip()
+    return told if len(told) <= 400 else f"{told[:399].rpartition(' ')[0] or told[:399]}…"

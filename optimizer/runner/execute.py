@@ -58,6 +58,7 @@ SILENT_START_S = 900.0
 HURRY_S = 10.0  # how long somebody is kept waiting who has pressed Ctrl-C twice
 GENERATION_S = 120.0  # the first request through a router may compile kernels on both sides
 PROGRESS = Callable[[str], None]
+END_BYTES = 1 << 20  # of a log, where the reason of an end stands
 _REDACTED = re.compile(r"«redacted:[0-9a-f]{8}»")
 
 
@@ -550,10 +551,10 @@ class LiveExecutor:
 
     def _exit_of(self, log: bytes, code: int | None, fallback: Cause, *, signal: int | None = None) -> Failed:
         """Why a launch ended, from its last lines."""
-        cause, message, line = exit_class(log[-(1 << 20) :], code if code is not None else (-signal if signal else None))
+        cause, message, line = exit_class(log[-END_BYTES:], code if code is not None else (-signal if signal else None))
         if cause == "disk_full":
             self._no_room(message or "A server found no room on the disk.")
-        where = f" (log line {line} from the end part)" if line else ""
+        where = "" if not line else f" (line {line} of its log)" if len(log) <= END_BYTES else f" (line {line} of the last MiB of its log)"
         infrastructure = cause in ("port_busy", "disk_full")
         return Failed(cause=cause or fallback, message=(message or f"The server ended with code {code}.") + where, retryable=infrastructure)
 

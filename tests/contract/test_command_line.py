@@ -4,10 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import main
+from optimizer.cli.person import _one_of
+from optimizer.evidence.exits import _shorten
 
 RECORDED = Path(__file__).parents[2] / "runs/recorded/h200-7b-eager"
 
@@ -40,3 +43,17 @@ def test_a_file_in_no_folder_is_refused_before_any_work_and_no_folder_is_made(wo
     assert shown.exit_code == 2, shown.output
     error = json.loads(shown.stdout)["error"]
     assert f"{path} cannot be written" in error["message"] and error["hint"] and not path.parent.exists()
+
+
+def test_a_choice_that_is_none_says_what_is() -> None:
+    assert [_one_of(answer, 3) for answer in ("1", " 3 ", 2)] == [1, 3, 2]
+    for answer in ("x", "0", "4", "", "-1", "1.5"):
+        with pytest.raises(click.UsageError, match="is none of them: type a number from 1 to 3"):
+            _one_of(answer, 3)
+
+
+def test_a_long_reason_is_cut_between_words_and_says_so() -> None:
+    assert _shorten("out of  memory\n") == "out of memory"
+    cut = _shorten("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " * 20)
+    assert len(cut) <= 400 and cut.endswith("True…")
+    assert len(_shorten("x" * 999)) == 400
