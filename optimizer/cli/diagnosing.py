@@ -19,7 +19,7 @@ from optimizer.errors import UsageError
 @click.option("--inside", help="Words that enter the server's container: 'docker exec -i NAME', 'kubectl exec -i POD --'.")
 @click.option("--port", type=click.IntRange(1, 65535))
 @click.option("--engine", shell_complete=engine_names, type=str)
-@click.option("--sheet", is_flag=True, help="Print the evidence sheet before the causes: what was found where, and what is missing.")
+@click.option("--sheet", is_flag=True, help="Print the evidence sheet behind the causes: what was found where, and what is missing.")
 @click.option("--all", "everything", is_flag=True, help="The sheet with every fact and every reason for a missing one.")
 @json_option
 @click.pass_context
@@ -29,7 +29,7 @@ def diagnose(
 ) -> None:  # fmt: skip
     """Rank what may limit a server, from recorded evidence or from a live box.
 
-    A live box is always shown with its evidence sheet; recorded evidence with --sheet or --all."""
+    The answer first; a live box's evidence sheet always follows it, that of recorded evidence with --sheet or --all."""
     from optimizer.report.diagnosis_view import diagnosis_text
     from optimizer.report.sheet_view import sheet_text
     from optimizer.wiring import diagnose_bundle, diagnose_host
@@ -45,6 +45,6 @@ def diagnose(
     if wants_json(ctx, as_json):
         print_json(found.to_json())
     else:
-        if host or sheet or everything:
-            say(sheet_text(found, everything=everything) + "\n")
         say(diagnosis_text(found))
+        if host or sheet or everything:
+            say("\n" + sheet_text(found, everything=everything))

@@ -57,3 +57,9 @@ def test_a_long_reason_is_cut_between_words_and_says_so() -> None:
     cut = _shorten("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " * 20)
     assert len(cut) <= 400 and cut.endswith("True…")
     assert len(_shorten("x" * 999)) == 400
+
+
+def test_the_answer_stands_before_the_evidence() -> None:
+    bundle = Path(__file__).parents[1] / "recordings/sglang-0.5.12-h200/tp1-7b-nograph"
+    shown = CliRunner().invoke(main, ["diagnose", "--sheet", "--evidence", str(bundle)])
+    assert shown.exit_code == 0 and shown.output.startswith("Cause: cuda-graph-disabled") and shown.output.index("\nNext: ") < shown.output.index("\nEvidence\n")
