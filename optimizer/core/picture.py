@@ -52,18 +52,19 @@ def hardware_of(state: State, plan: Plan) -> HardwareSpec | NoCeiling:
 
 def inputs_at(state: State, plan: Plan, arm: ArmState, point: LoadPoint) -> Inputs:
     """Everything a computation may use about one load point of one arm."""
-    return once(state, plan, "inputs", lambda: _inputs_at(state, plan, arm, point), arm, point)
+    evidence, efficiency = state.survey_evidence.merged(arm.evidence), best_efficiency(state, plan)
+    # Of other launches the efficiency alone counts, and most do not move it.
+    return once_for(f"inputs {efficiency!r}", lambda: _inputs_at(state, plan, evidence, point, efficiency), state.spec, state.survey, plan.hardware, evidence, point)
 
 
-def _inputs_at(state: State, plan: Plan, arm: ArmState, point: LoadPoint) -> Inputs:
-    evidence = state.survey_evidence.merged(arm.evidence)
+def _inputs_at(state: State, plan: Plan, evidence: Evidence, point: LoadPoint, efficiency: float | None) -> Inputs:
     requests = max(1, point.requests_ok)
     assert state.spec is not None
     prompt = point.prompt_tokens / requests if point.prompt_tokens else float(state.spec.workload.prompt_tokens)
     shape = shape_of(state, evidence)
     return inputs_of(
         evidence, shape, hardware_of(state, plan), point, prompt_tokens=prompt, output_tokens=float(state.spec.workload.output_tokens),
-        efficiency=best_efficiency(state, plan), draft_tokens_allowed=_allowed_draft(shape),
+        efficiency=efficiency, draft_tokens_allowed=_allowed_draft(shape),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from optimizer.core import boxes, economy, picture, sampling, since
 from optimizer.core.closing import pooled
 from optimizer.core.dimensions import pruned
-from optimizer.core.once import once
+from optimizer.core.once import once, once_for
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate
 from optimizer.core.prior import PRIOR_ART
@@ -421,6 +421,10 @@ def _pruned_dimensions(state: State, plan: Plan, names: Sequence[str]) -> dict[s
 
 def tried_digests(state: State, base: Ground) -> set[str]:
     """Resolved digests of every point that was measured or found infeasible."""
+    return once_for("tried", lambda: _tried_digests(state, base), state.given, state.arms, state.baseline, state.beliefs, state.peers, base)
+
+
+def _tried_digests(state: State, base: Ground) -> set[str]:
     given = Settings(values=dict(state.given))
     here = [arm.settings for arm in state.arms.values() if arm.results or arm.crashed or arm.given_up]
     return {

@@ -85,6 +85,11 @@ class Ground:
         return {param.name: param for space in self.spaces for param in space.params if param.same}
 
     @cached_property
+    def looks(self) -> dict[str, Look]:
+        """What predicates see of points that were asked about before, by the digest of what was asked."""
+        return {}
+
+    @cached_property
     def resolved(self) -> dict[str, Settings]:
         """Resolved forms that were worked out before, by the digest of what was asked."""
         return {}
@@ -160,8 +165,7 @@ def foreseen(changes: Mapping[str, Value], ground: Ground) -> tuple[Foreseen, ..
     """The engine's rules that come into play because of ``changes``: they apply to the new point, and either did not apply before or
     speak of what is changed. In the order of the rules."""
     after = _point(changes, ground)
-    point = canonical_settings(after, keep_none=False).values
-    view = Look(ground.evidence, _PointView(point, ground, after.values), ground.box or {})
+    view = _look_at(after, ground)
     resolved = resolved_form(after, ground).values
     found = []
     for effect in ("overridden", "silent"):
@@ -277,11 +281,8 @@ def _dead(name: str, after: Settings, ground: Ground) -> DeadSetting | None:
         )
         if not named:
             continue
-        if entry.when is not None:
-            point = canonical_settings(after, keep_none=False).values
-            view = Look(ground.evidence, _PointView(point, ground, after.values), ground.box or {})
-            if evaluate(entry.when, view) is not True:
-                continue
+        if entry.when is not None and evaluate(entry.when, _look_at(after, ground)) is not True:
+            continue
         return entry
     return None
 
@@ -326,8 +327,7 @@ def _companions(changes: Mapping[str, Value], ground: Ground) -> dict[str, Value
 
 def _by_point(changes: Mapping[str, Value], ground: Ground, tried: Collection[str]) -> Iterator[Refusal]:
     after = _point(changes, ground)
-    point = canonical_settings(after, keep_none=False).values
-    view = Look(ground.evidence, _PointView(point, ground, after.values), ground.box or {})
+    view = _look_at(after, ground)
     infeasible = False
     for rule in _rules(ground, "start_error"):
         # A rule that would forbid the launch that is running cannot be right about this build or box.
@@ -365,6 +365,14 @@ def _rules(ground: Ground, effect: str) -> Sequence[Constraint]:
 
 def _point(changes: Mapping[str, Value], ground: Ground) -> Settings:
     return canonical_settings(ground.settings.merged(changes))
+
+
+def _look_at(after: Settings, ground: Ground) -> Look:
+    known = ground.looks.get(after.digest)
+    if known is None:
+        point = canonical_settings(after, keep_none=False).values
+        known = ground.looks[after.digest] = Look(ground.evidence, _PointView(point, ground, after.values), ground.box or {})
+    return known
 
 
 class _PointView(dict[str, Value]):
