@@ -39,11 +39,11 @@ def test_the_readme_has_the_figures_of_the_document(run: Any) -> None:
 def test_the_figures_of_the_simulated_boxes_are_not_older_than_the_code(run: Any) -> None:
     """The first of the table's seeds, recomputed: a change of a space, a rule, the simulator or a decision shows here."""
     part = run.DOCS.read_text(encoding="utf-8").partition("<!-- boxes -->")[2].partition("<!-- end of boxes -->")[0]
-    said = re.search(r"<!-- launches of seed 0, at most (\d+), recomputed by a test: (\{.*\}) -->", part)
+    said = re.search(r"<!-- launches of the first seeds, at most (\d+) each, recomputed by a test: (\{.*\}) -->", part)
     assert said is not None, "written by: python benchmarks/search/run.py --write"
     known, library = json.loads(said[2]), load_library(find_knowledge(ROOT))
     assert set(known) == {row[0].split()[0] for row in run._rows(run.DOCS.read_text(encoding="utf-8"), "boxes")}
-    now = {name: run.first_seed(name, library, int(said[1])) for name in known}
+    now = {name: run.first_seeds(name, library, int(said[1])) for name in known}
     assert now == known, "the box table of docs/search.md is stale: python benchmarks/search/run.py --write (ten minutes) writes it anew"
 
 
