@@ -38,6 +38,7 @@ class StopRequest:
         self.ending = "interrupted"
         self.hurried = False
         self.on_hurry: Callable[[], Awaitable[None]] | None = None
+        self.asked_by: Callable[[], str] = lambda: ""  # who asked through a signal, where a signal does not say it itself
         self._task: asyncio.Future[Any] | None = None
         self._closing = False  # the running step closes the study: only hurry breaks it off
 

@@ -49,7 +49,7 @@ def interruptible(stop: StopRequest, say: Callable[[str], None] | None = None) -
         now = loop.time()
         again, last = now - last > SAME_S, now
         if stop.reason is None:
-            stop.ask(f"Interrupted by {names[number]}.")
+            stop.ask(stop.asked_by() or f"Interrupted by {names[number]}.")
             if say is not None:
                 say(TOLD)
         elif number == signal.SIGINT and again:

@@ -62,6 +62,7 @@ from optimizer.wiring.roots import journal_of as journal_of
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a folder here and on the box, and part of every launch id
 _LATENCY = re.compile(r"(ttft|tpot|itl|e2e)_p[0-9]{1,2}_ms")
+STOPPED = "Stopped by `optimize stop`."
 LONGEST_MINUTES = 4 * 7 * 24 * 60
 PINNED_PACKAGES = ("optuna", "pydantic", "asyncssh", "httpx", "sqlite-utils")
 EXIT_OF_ENDING = {
@@ -436,6 +437,7 @@ async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: P
     executor.box_unfit = lambda why: stop.ask(why, "needs_operator")
     log.configure(level="error", log_file=folder / "log.jsonl", redactor=journal.redactor)
     stop_file = folder / "stop"
+    stop.asked_by = lambda: STOPPED if stop_file.exists() else ""
     try:
         state = await held(journal, drive(journal, executor, plan, stop=stop, watch=_stoppable(stop, stop_file, watch)), stop)
     finally:
@@ -464,7 +466,7 @@ def _stoppable(stop: StopRequest, stop_file: Path, watch: Watch | None) -> Watch
     def watched(state: State, entry: Entry) -> None:
         events.info(entry.kind.value, seq=entry.seq, text=sentence(entry), minutes=round(state.minutes, 2))
         if stop_file.exists() and stop.reason is None:
-            stop.ask("Stopped by `optimize stop`.")
+            stop.ask(STOPPED)
         if watch is not None:
             watch(state, entry)
 

@@ -169,6 +169,7 @@ async def _drive(journal: Journal, executors: dict[str, Executor], plan: Plan, f
     stop.on_hurry = hurry
     log.configure(level="error", log_file=folder / "log.jsonl", redactor=journal.redactor)
     stop_file = folder / "stop"
+    stop.asked_by = lambda: wiring.STOPPED if stop_file.exists() else ""
     try:
         state = await held(journal, drive_boxes(journal, executors, plan, stop=stop, watch=wiring._stoppable(stop, stop_file, watch)), stop)
     finally:

@@ -1,6 +1,7 @@
 """The loop beside the core: attempts of a resumed process, replay of a study with a lost link, and a measurement that is cut."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from optimizer.runner.base import Effect
 from optimizer.runner.context import BoxContext, Served, Session, Worker
 from optimizer.runner.loop import StopRequest, drive
 from optimizer.runner.recorded import MemoryLog, RecordedExecutor
-from optimizer.runner.signals import routed
-from optimizer.wiring import Options, Roots, prepare
+from optimizer.runner.signals import interruptible, routed
+from optimizer.wiring import STOPPED, Options, Roots, prepare
 from tests.unit.core.model_box import PLAN, ModelBox, spec, unknown
 from tests.unit.core.test_state_machine import EAGER, speed
 
@@ -143,3 +144,19 @@ def test_an_error_rate_alone_is_no_target(tmp_path: Path) -> None:
     found = prepare(Options(host="localhost", target=("error_rate<1%,ttft.p99<500ms",)), roots).spec.target
     assert found.primary is not None and found.primary.metric == "ttft_p99_ms"
     assert [bound.metric for bound in found.guards] == ["error_rate"]
+
+
+@pytest.mark.parametrize(("asked_by", "said"), [("", "Interrupted by SIGTERM."), (STOPPED, STOPPED)])
+def test_a_signal_says_who_sent_it_where_that_is_known(asked_by: str, said: str) -> None:
+    async def signalled() -> str | None:
+        stop = StopRequest()
+        stop.asked_by = lambda: asked_by
+        with interruptible(stop):
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(500):
+                if stop.reason is not None:
+                    break
+                await asyncio.sleep(0.01)
+        return stop.reason
+
+    assert asyncio.run(signalled()) == said
