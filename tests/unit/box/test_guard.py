@@ -292,6 +292,7 @@ async def test_a_loop_that_starts_the_original_again_is_noticed_before_it_listen
     await box.stop_original("s1", seen, term_s=2)
     assert await box.heartbeat("s1", 2)
     again = spawn(original.argv, stdout=-3, cwd="/")
+    await until(lambda: API_KEY in original_module.shown_of(again.pid))
     for attempt in (
         lambda: box.heartbeat("s1", 3), lambda: box.launch("s1", "1", server(0), base="guard"), lambda: box.stop_original("s1", seen, term_s=2),
     ):  # fmt: skip
