@@ -15,13 +15,14 @@ from optimizer.report.asking_view import facts_text
 from optimizer.report.document import trial_rows
 from optimizer.report.prose import gain_text, interval_text, number, result_text
 from optimizer.report.setup import FEW, both_levels
+from optimizer.report.status import status_text
 
 
 def report_html(document: Mapping[str, Any]) -> str:
     """One self-contained page."""
     environment = jinja2.Environment(loader=jinja2.PackageLoader("optimizer.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
                                      undefined=jinja2.StrictUndefined)  # fmt: skip
-    environment.filters.update(number=number, gain_text=gain_text, result_text=result_text, facts_text=facts_text, span=lambda ends: interval_text(*ends)[1:-1].replace(", ", " to "), percent=lambda share: f"{100 * share:.1f} %")
+    environment.filters.update(number=number, status_text=status_text, gain_text=gain_text, result_text=result_text, facts_text=facts_text, span=lambda ends: interval_text(*ends)[1:-1].replace(", ", " to "), percent=lambda share: f"{100 * share:.1f} %")
     result = document["result"]
     before = {level["concurrency"]: level for level in result["baseline"].get("levels", [])}
     wide, narrow = _drawn(document, phone=False), _drawn(document, phone=True)

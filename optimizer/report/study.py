@@ -30,6 +30,7 @@ from optimizer.report.kept import explained
 from optimizer.report.prose import changes_text, gain_text, interval_text, number, result_text, reworded, sentence
 from optimizer.report.search_view import search_markdown
 from optimizer.report.setup import AT_THE_END, CONFIDENCE, FEW, both_levels, confidence_text, setup, simulated_text
+from optimizer.report.status import status_text
 
 
 class Commander(Protocol):
@@ -260,7 +261,8 @@ def _waterfall(state: State) -> list[str]:
 
 def _hypotheses(result: Mapping[str, Any]) -> list[str]:
     rows = [
-        f"| {row['id']} | {row['family']} | {row['probability']:.2f} | {row['detail']} | {row['reason']} |" for row in result["hypotheses"]
+        f"| {row['id']} | {row['family']} | {row['probability']:.2f} | {status_text(row['detail'])} | {row['reason']} |"
+        for row in sorted(result["hypotheses"], key=lambda row: -float(row["probability"]))
     ]
     return ["## Hypotheses", "", "| cause | family | probability | status | measured |", "|---|---|---|---|---|", *rows, ""] if rows else []
 
