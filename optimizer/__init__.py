@@ -33,3 +33,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What a prompt or an editor completes."""
+    return [*__all__, "__version__"]

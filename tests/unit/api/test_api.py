@@ -196,3 +196,7 @@ def test_a_plan_says_how_long_each_step_takes_and_who_says_so(runs: Path) -> Non
     assert all(row["source"] for row in found["durations"])
     unknown = next(row for row in found["durations"] if row["kind"] == "start")
     assert unknown["low_s"] is None and "no earlier study" in unknown["source"] and found["candidates_that_fit"] is None
+
+
+def test_a_prompt_completes_the_librarys_names() -> None:
+    assert set(optimizer.__all__) <= set(dir(optimizer)) and "Any" not in dir(optimizer)
