@@ -49,7 +49,6 @@ NARROW = 80  # columns; on fewer no row of the panel is wrapped
 LINE_CHARACTERS = 400  # of an entry on a terminal; the journal has it whole
 KIND_COLUMN = 15
 REDRAW_S = 0.25
-MOVED = 0.02  # probability
 _WORD = re.compile(r"[A-Za-z]{2,}[^\w.(]|[A-Za-z]{2,}$")
 STEPS = {
     "observe": "reading the box", "secure": "securing the box", "calibrate": "calibrating the load generator", "launch": "launching", "await_ready": "starting up",
@@ -242,7 +241,7 @@ class Progress:
         if share is None and usual:
             share = min(0.99, elapsed / usual)
         earlier = f"{len(took)} earlier" if usual else ""
-        expected = "" if not usual else f", about {usual - elapsed:.0f} s to go, by {earlier}" if elapsed < usual else f", longer than {earlier} (about {usual:.0f} s)"
+        expected = "" if not usual else f", about {max(0.0, usual - elapsed):.0f} s to go, by {earlier}" if elapsed < usual + 1 else f", longer than {earlier} (about {usual:.0f} s)"
         said = Text(f"{what}, {elapsed:.0f} s{expected}")
         if not bar or share is None:
             return Text(said.plain, no_wrap=not bar, overflow=None if bar else "ellipsis")
@@ -258,7 +257,7 @@ class Progress:
         names = {row["id"] for row in cured}
         for row in [*cured, *(row for row in state.ranked if row["id"] not in names)][:shown]:
             before = (self._ranked if row["id"] in names else self._before).get(row["id"])
-            moved = "" if before is None or abs(row["probability"] - before) < MOVED else f"{'▲' if row['probability'] > before else '▼'} from {before:.2f}"
+            moved = "" if before is None or f"{row['probability']:.2f}" == f"{before:.2f}" else f"{'▲' if row['probability'] > before else '▼'} from {before:.2f}"
             belief = state.beliefs.get(row["id"])
             said = "open" if belief is None else _status(state, row["id"], belief.status)
             table.add_row(
