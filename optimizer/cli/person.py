@@ -29,6 +29,7 @@ def can_ask() -> bool:
 
 def asked(options: Options, roots: Roots) -> Options:
     """The options with what a person said, and the command that needs no answer the next time. Raises GaveUp."""
+    say(f"Looking at {', '.join((options.host, *options.more_hosts))} …", err=True)  # some seconds, before the first question
     from optimizer.wiring.questions import command_of, completed
 
     try:
