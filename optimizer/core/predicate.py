@@ -181,6 +181,10 @@ class _Comparison:
             return self._present(view, observations)
         if not observations:
             return _UNKNOWN  # most rules ask for what was not observed
+        if len(observations) == 1 and self.literal is not None:  # most of the others
+            value, fact = observations[0]
+            told = _answer(self.operator, _Operand(value, _bound(fact)), self.literal)
+            return _UNKNOWN if told is None else Answer(told, (fact,)) if fact is not None else Answer(told)
         answers: list[tuple[bool | None, tuple[Fact, ...]]] = []
         for value, fact in observations:
             right, other = (self.literal, None) if self.literal is not None else self._right(view, fact)
