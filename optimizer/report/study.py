@@ -95,7 +95,7 @@ def _gpus(adapter: Engine, values: Mapping[str, Any], of_box: int, env: Mapping[
 
 def _on_its_box(command: Command, state: State, model_path: str | None) -> Command:
     """The same where it was measured. The engine of a simulated box lies in the box's own folder, beside its models."""
-    if not simulated_text(state) or not model_path:
+    if not simulated_text(state) or not model_path or len(PurePosixPath(model_path).parents) < 2:  # described by hand, with a path of its own
         return command
     return Command(argv=command.argv, env={"PYTHONPATH": str(PurePosixPath(model_path).parents[1] / "site"), **command.env})
 
