@@ -52,7 +52,7 @@ def stored(base: Database, tmp_path: Path) -> Command:
         ["journal", "first"], ["journal", "first", "--all", "--json"], ["journal", "first", "--why", "20"], ["journal", "first", "--follow"],
         ["why", "first", "20"], ["why-not", "first", "disable_cuda_graph"], ["report", "first", "--format", "md", "--output", "-"],
         ["report", "first", "--format", "csv", "--output", "-"], ["tradeoff", "first", "--json"], ["diff", "first", "first"],
-        ["replay", "first"], ["replay", "first", "--policy", "random", "--seeds", "3"],
+        ["replay", "first"], ["replay", "first", "--policy", "evidence"],
     ],
     ids=" ".join,
 )  # fmt: skip
