@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optimizer.core import boxes, economy, picture, sampling, since
-from optimizer.core.closing import pooled
+from optimizer.core.closing import half_of, pooled
 from optimizer.core.dimensions import pruned
 from optimizer.core.once import once, once_for
 from optimizer.core.plan import Plan
@@ -171,7 +171,13 @@ def _again(belief: Belief, item: Scored) -> bool:
 def _further(state: State, belief: Belief, action: Action | None) -> bool:
     """Whether the space of a cause that paid off is searched further: its first points were somebody's good guesses for other boxes."""
     kept = belief.status == "supported" and len(belief.tried) < MAX_POINTS_OF_SPACE and not belief.searched
-    return kept and isinstance(action, SpaceAction) and since.decides_by(state.spec, since.SPACES_SEARCHED)
+    return kept and isinstance(action, SpaceAction) and since.decides_by(state.spec, since.SPACES_SEARCHED) and _far_from_target(state)
+
+
+def _far_from_target(state: State) -> bool:
+    """Whether the noise of launches does not explain that the target is missed: else its confirmation is the better use of a launch."""
+    distance = _missing(state)
+    return distance is None or math.log(distance) > half_of(state, state.base_arm.results, pooled(state))
 
 
 def _left_of(belief: Belief, ratio: tuple[float, float]) -> tuple[float, float] | None:
@@ -238,15 +244,19 @@ def _value(state: State, plan: Plan, item: Scored, book: Playbook, ratio: tuple[
 
 
 def _distance(state: State) -> float | None:
-    """Target over current for the primary metric, oriented so that more than 1 means "not there yet"."""
+    """``_missing``, and at least 5 %: a missed guard or a percentile leaves work to do even where the mean is beyond its bound."""
+    missing = _missing(state)
+    return max(missing, 1.05) if missing is not None else None
+
+
+def _missing(state: State) -> float | None:
+    """Target over current for the primary metric, oriented so that more than 1 means "not there yet"; None where there is neither."""
     assert state.spec is not None
     primary = state.spec.target.primary
     if primary is None or not state.base_arm.results:
         return None
     mean = math.exp(math.fsum(result.ln for result in state.base_arm.results) / len(state.base_arm.results))
-    distance = primary.value / mean if primary.direction == "at_least" else 1 / (mean * primary.value)
-    # A missed guard or a percentile leaves work to do even where the mean is beyond its bound.
-    return max(distance, 1.05)
+    return primary.value / mean if primary.direction == "at_least" else 1 / (mean * primary.value)
 
 
 # ---- choosing -----------------------------------------------------------------------------------------------------

@@ -565,7 +565,7 @@ def _refused(state: State, entry: Entry) -> State:
         return replace(state, test=replace(state.test, changes={}, settings=None, rejected=(*state.test.rejected, rejected)))
     if hypothesis := entry.body.get("hypothesis"):
         status = "handed_over" if entry.body.get("kind") == "hand_over" else "refused"
-        if _goes_on(state, hypothesis):
+        if goes_on(state, hypothesis):
             return replace(state, beliefs=_set(state, hypothesis, searched=True), belief_version=state.belief_version + 1, test=None)
         beliefs = _set(state, hypothesis, status=status, reason=entry.body["why"], entry=entry.seq)
         return replace(state, beliefs=beliefs, belief_version=state.belief_version + 1, test=None)
@@ -599,7 +599,7 @@ def _borne_out(state: State, entry: Entry) -> State:
     return replace(state, provisional=None, beliefs=beliefs)
 
 
-def _goes_on(state: State, hypothesis: str) -> bool:
+def goes_on(state: State, hypothesis: str) -> bool:
     """Whether this cause has paid off and a further point of its space is what was tried."""
     known = state.beliefs.get(hypothesis)
     return known is not None and known.status == "supported" and since.decides_by(state.spec, since.SPACES_SEARCHED)
@@ -617,7 +617,7 @@ def _settled(status: str) -> Any:
         hypothesis = body["hypothesis"]
         known = state.beliefs.get(hypothesis, Belief())
         tried = (*known.tried, body["settings_digest"]) if body.get("settings_digest") else known.tried
-        if status != "supported" and _goes_on(state, hypothesis):
+        if status != "supported" and goes_on(state, hypothesis):
             # A further point of its space failed, or none was to be had: that is nothing against the one that is kept.
             searched = known.searched or tried == known.tried
             return replace(state, beliefs=_set(state, hypothesis, tried=tried, searched=searched), belief_version=state.belief_version + 1, test=None)

@@ -11,7 +11,7 @@ from optimizer.core import answers, claims, closing, credit, economy, goodput, l
 from optimizer.core.hopeless import hopeless
 from optimizer.core.judge import judge
 from optimizer.core.plan import Plan
-from optimizer.core.state import ArmState, State, Test, log_value, metric_value
+from optimizer.core.state import ArmState, State, Test, goes_on, log_value, metric_value
 from optimizer.core.tradeoff import TRADEOFF
 from optimizer.model.measurement import LoadPoint
 from optimizer.model.settings import Settings
@@ -21,6 +21,7 @@ from optimizer.stats.interval import half_width
 
 ERROR_RATE_GUARD = 0.0
 OUTPUT_LENGTH_TOLERANCE = 0.01
+FURTHER_LOOKS = 2  # launches for a point of a space beyond its first one: its second look, and a baseline for it
 MISSED_BY_SD = 2.0  # of the launch noise
 
 
@@ -176,6 +177,8 @@ def _judged(state: State, plan: Plan, test: Test) -> Judgement:
     left = closing.launches_left(state, reserve=1)
     if _one_launch_each(state):
         left = 0
+    if test.space is not None and goes_on(state, test.hypothesis):
+        left = min(left, FURTHER_LOOKS)  # of a cause that is cured already: a small gain is worth less than the next point
     judgement = judge(candidate.arm(), baseline.arm(), closing.pooled(state), test.ratio, closing.policy(state), left)
     if state.spec.target.primary is not None and state.spec.target.primary.metric == goodput.METRIC:
         by = goodput.said(candidate.results[-1].points[0], baseline.results[-1].points[0])
