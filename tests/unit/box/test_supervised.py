@@ -138,13 +138,17 @@ async def test_it_is_stopped_and_brought_back_through_its_supervisor(make_box: C
     assert "stop" in supervisor.calls[0] and "start" in supervisor.calls[1]
 
 
-async def test_a_silent_coordinator_loses_the_box_to_the_supervisor(make_box: Callable[..., Box], supervisor: Supervisor, free_port: int) -> None:
+async def test_a_silent_coordinator_loses_the_box_to_the_supervisor(make_box: Callable[..., Box], home: Path, supervisor: Supervisor, free_port: int) -> None:
     box = make_box(PATH=supervisor.path)
     server = await found(box, supervisor, free_port)
     first = supervisor.pid
     await box.secure("s", server, minutes=0.05, **QUICK)
     await box.stop_original("s", server, gpu_wait_s=0)
-    await until(lambda: len(supervisor.calls) >= 2 and supervisor.pid != first and alive(supervisor.pid), 30)
+    try:
+        await until(lambda: len(supervisor.calls) >= 2 and supervisor.pid != first and alive(supervisor.pid), 90)
+    except AssertionError:
+        said = "\n".join(path.read_text() for path in home.rglob("guard.log"))
+        raise AssertionError(f"{supervisor.calls}, {first} and now {supervisor.pid}\n{said}") from None
     for _ in range(200):
         status = await box.guard_status("s")
         if status.fired is not None:
