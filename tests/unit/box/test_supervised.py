@@ -3,6 +3,7 @@ the kernel's own; systemctl and docker are small programs that start and stop a 
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -60,7 +61,10 @@ class Supervisor:
 
     def __init__(self, folder: Path, tool: str, group: Path, command: list[str]) -> None:
         self.folder, self.group = folder, group
-        group.mkdir(parents=True, exist_ok=True)
+        for _ in range(20):  # another test may remove the empty folder above it in that moment
+            with contextlib.suppress(FileNotFoundError):
+                group.mkdir(parents=True)
+                break
         folder.mkdir()
         program = folder / tool
         body = TOOL.format(folder=str(folder), group=str(group), command=command)
@@ -97,7 +101,7 @@ def supervisor(request: pytest.FixtureRequest, tmp_path: Path, server: Callable[
         group, tool = top / f"optimize-test-{unique}.service", "systemctl"
     else:
         top = HIERARCHY / "docker"
-        group, tool = top / f"{unique.encode().hex()[:12]}{'0' * 52}", "docker"
+        group, tool = top / hashlib.sha256(unique.encode()).hexdigest(), "docker"  # as long as a container's, and nobody else's
     one = Supervisor(tmp_path / "supervisor", tool, group, server(free_port))
     yield one
     one.end()
