@@ -337,10 +337,10 @@ def value_of(results: Sequence[LaunchResult]) -> float:
     """The mean of launches: geometric, or arithmetic where one of them gave nothing."""
     if min(result.value for result in results) <= 0:
         return math.fsum(result.value for result in results) / len(results)
-    return math.exp(_mean_ln(results))
+    return math.exp(_mean_ln_value(results))
 
 
-def _mean_ln(results: Sequence[LaunchResult]) -> float:
+def _mean_ln_value(results: Sequence[LaunchResult]) -> float:
     return math.fsum(math.log(max(result.value, 1e-3)) for result in results) / len(results)
 
 
@@ -359,7 +359,7 @@ def interval_of(state: State, results: Sequence[LaunchResult], noise: Noise) -> 
     if value_of(results) <= 0:
         return [0.0, goodput.NONE_SEEN / max(math.fsum(result.points[0].window_s for result in results if result.points), 1e-3)]
     half = half_of(state, results, noise)
-    return [math.exp(_mean_ln(results) - half), math.exp(_mean_ln(results) + half)]
+    return [math.exp(_mean_ln_value(results) - half), math.exp(_mean_ln_value(results) + half)]
 
 
 def _result(state: State, arm: ArmState, metric: str, noise: Noise, *, confirmed: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from optimizer.core import closing, goodput
-from optimizer.core.state import State, log_value
+from optimizer.core.state import State, log_value, mean_ln
 from optimizer.stats.interval import t_cdf
 
 
@@ -17,10 +17,9 @@ def next_launch(state: State) -> dict[str, Any] | None:
     launches differ by counting as well, and have no such prediction."""
     bound = state.spec.target.primary if state.spec is not None else None
     arm = state.base_arm if closing.is_kept(state) else state.first_arm
-    values = [result.ln for result in arm.results]
-    if bound is None or not values or bound.value <= 0 or bound.metric in (goodput.METRIC, "error_rate") or min(one.value for one in arm.results) <= 0:
+    if bound is None or not arm.results or bound.value <= 0 or bound.metric in (goodput.METRIC, "error_rate") or min(one.value for one in arm.results) <= 0:
         return None
     noise = closing.pooled(state)
-    distance = math.fsum(values) / len(values) - log_value(bound.value, bound.direction)
-    t = distance / (noise.sd * math.sqrt(1 + 1 / len(values)))
-    return {"probability": t_cdf(t, noise.degrees_of_freedom), "bound": bound.text, "launches": len(values), "noise": noise.sd}
+    distance = mean_ln(arm.results) - log_value(bound.value, bound.direction)
+    t = distance / (noise.sd * math.sqrt(1 + 1 / len(arm.results)))
+    return {"probability": t_cdf(t, noise.degrees_of_freedom), "bound": bound.text, "launches": len(arm.results), "noise": noise.sd}

@@ -12,7 +12,7 @@ from optimizer.core import closing, sampling, verdicts
 from optimizer.core.plan import Plan
 from optimizer.core.predicate import Look, evaluate, operands
 from optimizer.core.refuse import Ground
-from optimizer.core.state import ArmState, State
+from optimizer.core.state import State, mean_ln
 from optimizer.core.whole_space import whole
 from optimizer.model.base import Value
 from optimizer.model.playbook import SpaceAction
@@ -87,10 +87,10 @@ def best(state: State) -> dict[str, Any] | None:
     if state.promoted or _confirmed(state) or not state.base_arm.results or closing.over_budget(state, reserve=0):
         return None
     allowed = [arm for arm in state.arms.values() if arm.results and not verdicts.broken_guard(state, arm, state.base_arm)]
-    first = max(allowed, key=lambda arm: (_mean(arm), arm.settings.digest), default=state.base_arm)
-    if first.settings == state.baseline or _mean(first) <= _mean(state.base_arm):
+    first = max(allowed, key=lambda arm: (mean_ln(arm.results), arm.settings.digest), default=state.base_arm)
+    if first.settings == state.baseline or mean_ln(first.results) <= mean_ln(state.base_arm.results):
         return None
-    launches, ratio = sum(bool(arm.results or arm.crashed) for arm in state.arms.values()) - 1, math.exp(_mean(first) - _mean(state.base_arm))
+    launches, ratio = sum(bool(arm.results or arm.crashed) for arm in state.arms.values()) - 1, math.exp(mean_ln(first.results) - mean_ln(state.base_arm.results))
     return {
         "hypothesis": ARM, "changes": dict(first.settings.values), "verdict": "unresolved",
         "why": f"×{ratio:.3f} of the server as found, the best of {launches} points; the best of many looks better than it is, so a fresh launch decides.",
@@ -127,7 +127,3 @@ def _ends(refusal: Mapping[str, Any]) -> bool:
 
 def _confirmed(state: State) -> bool:
     return any(arm.confirmations for arm in state.arms.values())
-
-
-def _mean(arm: ArmState) -> float:
-    return math.fsum(result.ln for result in arm.results) / len(arm.results)

@@ -10,7 +10,7 @@ from typing import Any
 
 from optimizer.core import closing, ledger
 from optimizer.core.once import once_for
-from optimizer.core.state import ArmState, LaunchResult, State
+from optimizer.core.state import ArmState, LaunchResult, State, mean_ln
 from optimizer.model.evidence import Evidence
 from optimizer.model.startup import Flip
 from optimizer.stats.noise import pooled_noise
@@ -90,7 +90,7 @@ def _slower_or_faster(state: State) -> dict[str, Any] | None:
         return None  # two launches in a row are the first pair: how much they differ is the noise (E2)
     policy = closing.policy(state)
     noise = pooled_noise([replace(one, results=others).arm() if one is arm else one.arm() for one in closing.arms_of(state)], policy)
-    mean = math.fsum(item.ln for item in others) / len(others)
+    mean = mean_ln(others)
     miss, limit = last.ln - mean, policy.drift_sd * noise.sd * math.sqrt(1 + 1 / len(others))
     if abs(miss) <= limit:
         return None

@@ -4,7 +4,7 @@ the load generator only compares with it, and what was measured until then is ju
 import math
 
 from optimizer.core import closing, since
-from optimizer.core.state import State
+from optimizer.core.state import State, mean_ln
 
 FIRST_SHARE = 1 / 3  # of the window that is measured in any case
 WINDOW_SE = 3.0  # standard errors of the first windows that have to lie between the rate and the quick exit
@@ -27,5 +27,5 @@ def stop_below(state: State) -> float | None:
         return None
     uneven = max(result.points[0].metrics.get("output_tokens_per_s_rel_se", 0.0) for result in results)
     miss = closing.policy(state).quick_exit_sd * closing.pooled(state).sd + WINDOW_SE * uneven / math.sqrt(FIRST_SHARE)
-    mean = math.fsum(result.ln for result in results) / len(results)
+    mean = mean_ln(results)
     return float(f"{math.exp(mean - miss):.6g}")

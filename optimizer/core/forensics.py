@@ -10,7 +10,7 @@ from typing import Any
 
 from optimizer.core import closing, ledger
 from optimizer.core.plan import Plan
-from optimizer.core.state import ArmState, State
+from optimizer.core.state import ArmState, State, mean_ln
 from optimizer.errors import UsageError
 from optimizer.model.base import Value
 from optimizer.model.playbook import SetAction, SpaceAction
@@ -117,7 +117,7 @@ def _speed(before: State, was: ArmState, after: State, now: ArmState) -> dict[st
     """The ratio of the primary metrics with its 95 % interval over launches; the larger noise of the two studies counts."""
     noises = [closing.pooled(state) for state in (before, after)]
     noise = max(noises, key=lambda item: item.sd)
-    difference = math.fsum(item.ln for item in now.results) / len(now.results) - math.fsum(item.ln for item in was.results) / len(was.results)
+    difference = mean_ln(now.results) - mean_ln(was.results)
     half = half_width(CONFIDENCE, noise.degrees_of_freedom, standard_error(noise.sd, len(now.results), len(was.results)))
     low, high = math.exp(difference - half), math.exp(difference + half)
     verdict = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"

@@ -12,7 +12,7 @@ from optimizer.core import closing, learned, since
 from optimizer.core.once import once_extended
 from optimizer.core.plan import Plan
 from optimizer.core.resolve import canonical_settings
-from optimizer.core.state import State
+from optimizer.core.state import State, mean_ln
 from optimizer.model.base import Value
 from optimizer.model.playbook import Action, Playbook, Prediction, SetAction, SpaceAction
 from optimizer.model.prior import EarlierArm, EarlierStudy, Origin, PriorArt
@@ -204,11 +204,11 @@ def launches_of(state: State) -> EarlierStudy | None:
         base = part.first_arm.results or part.first_arm.earlier
         if not base or part.drifts:  # after a drift nothing compares with the first baseline
             continue
-        mean = math.fsum(result.ln for result in base) / len(base)
+        mean = mean_ln(base)
         for arm in part.arms.values():
             values = {name: value for name, value in arm.settings.values.items() if name not in IDENTITY}
             if values and (arm.results or arm.crashed):
-                ln = math.fsum(result.ln for result in arm.results) / len(arm.results) - mean if arm.results else None
+                ln = mean_ln(arm.results) - mean if arm.results else None
                 found.setdefault(arm.settings.digest, (values, []))[1].append(ln)
     arms = []
     for values, seen in found.values():

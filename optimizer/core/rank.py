@@ -17,7 +17,7 @@ from optimizer.core.prior import PRIOR_ART
 from optimizer.core.refuse import Ground, dead_in, point_digest, refuse, screen
 from optimizer.core.resolve import resolve_action, resolve_first
 from optimizer.core.score import Scored, probability_of, score
-from optimizer.core.state import Belief, State
+from optimizer.core.state import Belief, State, mean_ln
 from optimizer.model.base import Value
 from optimizer.model.playbook import Action, HandOver, Playbook, SetAction, SpaceAction
 from optimizer.model.settings import Settings
@@ -255,7 +255,7 @@ def _missing(state: State) -> float | None:
     primary = state.spec.target.primary
     if primary is None or not state.base_arm.results:
         return None
-    mean = math.exp(math.fsum(result.ln for result in state.base_arm.results) / len(state.base_arm.results))
+    mean = math.exp(mean_ln(state.base_arm.results))
     return primary.value / mean if primary.direction == "at_least" else 1 / (mean * primary.value)
 
 

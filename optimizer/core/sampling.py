@@ -13,7 +13,7 @@ from optimizer.core.predicate import Look, evaluate, operands
 from optimizer.core.prior import Match, compared, is_like_here
 from optimizer.core.refuse import Ground, first_of_itself, never_starts, refuse
 from optimizer.core.resolve import in_range
-from optimizer.core.state import ArmState, Belief, State, Test, metric_value
+from optimizer.core.state import ArmState, Belief, State, Test, mean_ln, metric_value
 from optimizer.core.whole_space import as_point
 from optimizer.model.base import Value
 from optimizer.model.canonical import canonical_json
@@ -118,7 +118,7 @@ def history(state: State, plan: Plan, test: Test) -> tuple[Trial, ...]:
     rows, declared = [], _declared(plan, test)
     for arm in state.arms.values():
         params = _restricted(_point_of(state, arm), test, declared)
-        value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
+        value = mean_ln(arm.results) if arm.results else None
         if value is not None or arm.crashed:
             rows.append(Trial(params=params, value=value, infeasible=value is None, violations=_violations(state, arm), second=_second(state, arm)))
     for arm, carried in boxes.measured_elsewhere(state):
@@ -139,7 +139,7 @@ def _of_an_arm(state: State, plan: Plan, test: Test) -> tuple[Trial, ...]:
     params, fixed, rows = [param for param in space.params if param.name in test.space_params], held(state, plan, test), []
     for digest, arm in state.arms.items():
         point = state.points.get(digest) or as_point({**state.given, **arm.settings.values}, arm.effective, params, fixed, test.grids)
-        value = math.fsum(result.ln for result in arm.results) / len(arm.results) if arm.results else None
+        value = mean_ln(arm.results) if arm.results else None
         if value is not None or arm.crashed:
             rows.append(Trial(params=dict(point), value=value, infeasible=value is None, violations=_violations(state, arm)))
     refused = (dict(one["point"]) for one in test.rejected if one["infeasible"])
@@ -150,7 +150,7 @@ def try_first(state: State, plan: Plan, test: Test) -> tuple[dict[str, Value], .
     """Points with which an earlier study of this class of box was faster than what runs now, best first, unless they were tried here."""
     if not screens(state) or not state.base_arm.results or test.hypothesis == ARM:
         return ()
-    now = math.fsum(result.ln for result in state.base_arm.results) / len(state.base_arm.results)
+    now = mean_ln(state.base_arm.results)
     declared = _declared(plan, test)
     here = {canonical_json(_restricted(_point_of(state, arm), test, declared)) for arm in state.arms.values()}
     rejected = {canonical_json(dict(one["params"])) for one in test.rejected}
@@ -188,7 +188,7 @@ def _earlier(state: State, plan: Plan, test: Test) -> list[Trial]:
     base = state.first_arm.results or state.first_arm.earlier
     if not base:
         return []
-    here, declared = math.fsum(result.ln for result in base) / len(base), _declared(plan, test)
+    here, declared = mean_ln(base), _declared(plan, test)
     found: list[Trial] = []
     for study in state.spec.earlier:
         if not _comparable(state, study):

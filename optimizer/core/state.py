@@ -4,7 +4,7 @@ every machine, which is what resume and replay rest on. It never decides anythin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,11 @@ class LaunchResult:
     ln: float
     points: tuple[LoadPoint, ...]
     purpose: str = ""
+
+
+def mean_ln(results: Sequence[LaunchResult]) -> float:
+    """What launches are compared by, of several of one setting."""
+    return math.fsum(result.ln for result in results) / len(results)
 
 
 @dataclass(frozen=True)
@@ -435,7 +440,7 @@ def _mean_of(results: tuple[LaunchResult, ...]) -> LaunchResult | None:
     """One result of several launches: their geometric mean, everything else of the latest."""
     if len(results) < 2:
         return results[0] if results else None
-    ln = math.fsum(result.ln for result in results) / len(results)
+    ln = mean_ln(results)
     value = math.exp(math.fsum(math.log(max(result.value, 1e-3)) for result in results) / len(results))
     return replace(results[-1], value=value, ln=ln)
 
@@ -674,7 +679,7 @@ def _gain_of_test(state: State) -> float:
     now = state.arm(state.test.settings).results if state.test is not None and state.test.settings is not None else ()
     if not now or not state.base_arm.results:
         return 1.0
-    return math.exp(math.fsum(one.ln for one in now) / len(now) - math.fsum(one.ln for one in state.base_arm.results) / len(state.base_arm.results))
+    return math.exp(mean_ln(now) - mean_ln(state.base_arm.results))
 
 
 def _rolled_back(state: State, entry: Entry) -> State:
