@@ -6,7 +6,9 @@ from importlib import resources
 from optimizer.transport.base import BOOTSTRAP as BOOTSTRAP
 from optimizer.transport.packing import compiled_modules, packed
 
-_MODULES = ("procfs", "threads", "redact", "supervised", "look", "machine", "store", "spawn", "launch", "sweep", "original", "job")
+_MODULES = (
+    "procfs", "threads", "redact", "supervised", "look", "machine", "store", "family", "holder", "guarded", "spawn", "launch", "sweep", "original", "job",
+)  # fmt: skip
 _OF_THE_SAMPLER = ("procfs", "threads", "sampler")
 _OF_THE_CONDUCTOR = ("procfs", "store", "spawn", "conductor")
 

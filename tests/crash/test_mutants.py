@@ -145,7 +145,7 @@ OF_THE_BOX = {
         ("os.mkdir(claim, 0o700)", "os.makedirs(claim, 0o700, exist_ok=True)"),
     ), one_key_starts_one_server),
     "the process group alone is ended": OnTheBox("sweep.py", (
-        ("lambda: launch.family_of(folder, prefix, keep)", "lambda: {pid: one for pid, one in procfs.table().items() if one.session in [led for claim in claims for led in launch.sessions_of(claim)]}"),
+        ("lambda: family.family_of(folder, prefix, keep)", "lambda: {pid: one for pid, one in procfs.table().items() if one.session in [led for claim in claims for led in family.sessions_of(claim)]}"),
     ), a_worker_of_another_session_ends),
     "swept once": OnTheBox("sweep.py", (("        if empty >= 2:\n", "        if empty >= 2 or told:\n"),), a_stubborn_worker_ends),
 }  # fmt: skip

@@ -7,32 +7,15 @@ import base64
 import json
 import os
 import time
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from optimizer.box.plain import look, procfs, redact, spawn, store, supervised
+from optimizer.box.plain import family, guarded, holder, look, procfs, redact, spawn, store, supervised
 from optimizer.box.plain.procfs import Refused
 from optimizer.box.plain.store import Folder
 
 SECRET_ARGUMENT = b"OPTIMIZER_SECRET_"
 # The environments of the other members of a deployment, beside the entry's own in the guard's: prefix, number, underscore, name.
 MEMBER_VARIABLE = b"OPTIMIZER_MEMBER_"
-
-
-def guard_identity(folder: Folder, study: str) -> dict[str, Any] | None:
-    """Record of the study's living guard (pid, start_time, ...), None when it is not alive."""
-    record = store.read_record(os.path.join(folder.study(study), "guard.json"))
-    if record is None or record.get("boot_id") != procfs.boot_id():
-        return None
-    return record if procfs.same(int(record["pid"]), int(record["start_time"])) else None
-
-
-def refuse_fenced(folder: Folder, study: str, epoch: int) -> None:
-    """A coordinator whose guard has fired has lost the box until it secures it again."""
-    fenced = store.read_record(os.path.join(folder.study(study), "fenced.json"))
-    if fenced is not None and int(fenced["epoch"]) >= epoch:
-        raise Refused("guard_fired", "The guard took the box back, as the coordinator was silent or somebody restored the box. Nothing was "
-                      "changed now.")  # fmt: skip
 
 
 def without_markers(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -61,7 +44,7 @@ def _base(folder: Folder, study: str, base: str) -> _Base:
     """The login's, or the guard's, which is the original server's. ``guard:1`` is that of the second member of a deployment."""
     if base == "login":
         return _Base(without_markers(list(os.environb.items())), {}, {}, None)
-    guard = guard_identity(folder, study)
+    guard = guarded.guard_identity(folder, study)
     pairs = procfs.environ(guard["pid"]) if guard else None
     if guard is None or pairs is None:
         raise Refused("guard_gone", "The guard of study %s is not running, and only it knows the environment of the original "
@@ -137,37 +120,6 @@ def _arguments(words: list[str], secrets: dict[str, str]) -> list[bytes]:
                       "knows, and this launch does not start from it." % error.args[0])  # fmt: skip
 
 
-def sessions_of(claim: str) -> list[int]:
-    """Session that this launch created, as long as no other process can have taken its number."""
-    started = store.read_record(os.path.join(claim, "started.json"))
-    if started is None or started.get("boot_id") != procfs.boot_id():
-        return []
-    leader = procfs.process(int(started["pid"]))
-    if leader is None:
-        # A daemon of somebody's may lead, or have led, a session of this number by now. Where the keeper adopts orphans, those of
-        # this launch are known without their session.
-        return [] if started.get("adopts") else [int(started["pid"])]
-    return [int(started["pid"])] if leader.start_time == started["start_time"] else []
-
-
-def keepers_of(claim: str) -> list[int]:
-    """The keeper of this launch, while it lives and adopts what its server leaves behind."""
-    started = store.read_record(os.path.join(claim, "started.json"))
-    if started is None or started.get("boot_id") != procfs.boot_id() or not started.get("adopts") or not started.get("keeper"):
-        return []
-    pid, start_time = (int(number) for number in started["keeper"])
-    return [pid] if procfs.same(pid, start_time) else []
-
-
-def family_of(folder: Folder, prefix: str, keep: Iterable[str] = ()) -> dict[int, procfs.Process]:
-    """Every living process of the launches under ``prefix``, but not of those under ``keep``."""
-    study, kept = store.launch_parts(prefix)[0], list(keep)
-    claims = [one for one in folder.claims(prefix) if not any(procfs.matches(study + ":" + os.path.basename(one), name) for name in kept)]
-    sessions = [session for claim in claims for session in sessions_of(claim)]
-    keepers = [keeper for claim in claims for keeper in keepers_of(claim)]
-    return procfs.family(prefix, folder.root, kept, sessions, keepers)
-
-
 def launch(request: dict[str, Any]) -> dict[str, Any]:
     """Starts ``argv`` as ``study:key`` and answers with its state; a key that was claimed before is not started again.
 
@@ -178,14 +130,12 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
     folder, study, key = Folder(request["root"]), request["study"], request["key"]
     identifier = "%s:%s" % (study, key)
     claim = folder.claim(study, key)
-    from optimizer.box.plain import original  # it needs this module
-
     with store.Lock(folder, request["lock_wait_s"]):
         if os.path.isdir(claim):
             return dict(_state(folder, identifier), launched=False)
-        refuse_fenced(folder, study, int(request["epoch"]))
-        store.refuse_others(folder, study)
-        original.refuse_restarted(folder, study)
+        guarded.refuse_fenced(folder, study, int(request["epoch"]))
+        holder.refuse_others(folder, study)
+        guarded.refuse_restarted(folder, study)
         members = request.get("members") or []
         starts = [_start_of(one, folder, study, identifier) for one in members or [request]]
         for port in request["ports"]:
@@ -276,11 +226,11 @@ def _state(folder: Folder, identifier: str) -> dict[str, Any]:
     record = store.read_record(os.path.join(claim, "claim.json")) or {}
     started = store.read_record(os.path.join(claim, "started.json"))
     ended = store.read_record(os.path.join(claim, "exit.json"))
-    living = family_of(folder, identifier)
+    living = family.family_of(folder, identifier)
     if started is None and ended is None and not living and not os.path.exists(os.path.join(claim, "refused.json")):
         # The shim died around the spawn. A process that is just being executed shows no environment for a moment.
         time.sleep(0.2)
-        living = family_of(folder, identifier)
+        living = family.family_of(folder, identifier)
     # A nested id (`study:7:router` below `study:7`) is a launch of its own.
     living = {pid: one for pid, one in living.items() if procfs.launch_id(pid, folder.root) in (None, identifier)}
     if started is None and living:  # the shim died between spawn and record: the process itself is the record
@@ -331,6 +281,6 @@ def read_log(request: dict[str, Any]) -> dict[str, Any]:
     log = (record.get("member_logs") or {}).get(request["member"]) if request.get("member") else record.get("log")
     if log is None or not os.path.exists(log):
         return {"inode": 0, "size": 0, "offset": 0, "data": ""}
-    guard = guard_identity(folder, request["study"])
+    guard = guarded.guard_identity(folder, request["study"])
     part = {"path": log, "offset": request["offset"], "max_bytes": request["max_bytes"]}
     return look.read_file(dict(part, secrets_of=[guard["pid"]] if guard else []))

@@ -380,29 +380,6 @@ def find_servers(request: dict[str, Any]) -> dict[str, Any]:
     return {"servers": found, "port_owner_hidden": unknown}
 
 
-def port_listeners(request: dict[str, Any]) -> dict[str, Any]:
-    """Who listens on ``port``; ``ours`` for sockets all of whose visible owners belong to ``launch_id``."""
-    sockets = procfs.listeners(int(request["port"]))
-    owners = procfs.socket_owners({one.inode for one in sockets})
-    ours: set[int] = set()
-    if request.get("launch_id") and sockets:
-        from optimizer.box.plain import launch, store
-
-        ours = set(launch.family_of(store.Folder(request["root"]), request["launch_id"]))
-    return {
-        "listeners": [
-            {
-                "port": one.port,
-                "address": one.address,
-                "inode": one.inode,
-                "pids": owners.get(one.inode, []),
-                "ours": bool(owners.get(one.inode)) and set(owners[one.inode]) <= ours,
-            }
-            for one in sockets
-        ]
-    }
-
-
 KEY_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "SGLANG_API_KEY")
 
 

@@ -11,7 +11,7 @@ import signal
 import time
 from typing import Any, Dict, List, Tuple
 
-from optimizer.box.plain import launch, look, procfs, redact, spawn, store, supervised, sweep
+from optimizer.box.plain import guarded, launch, look, procfs, redact, spawn, store, supervised, sweep
 from optimizer.box.plain.procfs import Refused
 from optimizer.box.plain.store import Folder
 
@@ -43,7 +43,7 @@ def _record(wanted: dict[str, Any], root: str) -> dict[str, Any]:
     owners = procfs.socket_owners(set(sockets))
     family = {sockets[inode] for inode, pids in owners.items() if set(pids) & members}
     own = {sockets[inode] for inode, pids in owners.items() if pid in pids}
-    shown = shown_of(pid)
+    shown = guarded.shown_of(pid)
     words = list(wanted.get("argv") or shown)
     return {
         "pid": pid,
@@ -60,14 +60,6 @@ def _record(wanted: dict[str, Any], root: str) -> dict[str, Any]:
         "control": control,
         "shown": shown if words != shown else None,
     }
-
-
-def shown_of(pid: int) -> list[str]:
-    """The command line as ``ps`` shows it. One that was overwritten is padded to the length of the old one: that says nothing."""
-    words = [procfs.text(word) for word in procfs.argv(pid)]
-    while words and not words[-1] and "::" in words[0]:
-        words.pop()
-    return words
 
 
 def serving_ports(argv: list[str], own: set[int], family: set[int], drawn: tuple[int, int]) -> set[int]:
@@ -93,12 +85,12 @@ def secure(request: dict[str, Any]) -> dict[str, Any]:
     folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
     epoch = int(request["epoch"])
     with store.Lock(folder, request["lock_wait_s"]):
-        living = launch.guard_identity(folder, study)
+        living = guarded.guard_identity(folder, study)
         if living is not None and int(living["epoch"]) == epoch:
             return {"guard": living, "armed": False}
         if living is not None:
             raise Refused("guard_alive", "An older guard of study %s still runs; disarm it first." % study)
-        launch.refuse_fenced(folder, study, epoch)
+        guarded.refuse_fenced(folder, study, epoch)
         home = folder.make(folder.study(study))
         claim = folder.make(folder.claim(study, GUARD_KEY))
         wanted = request.get("original")
@@ -140,7 +132,7 @@ def secure(request: dict[str, Any]) -> dict[str, Any]:
         request["crash_point"]("guard_spawned")
         end = time.monotonic() + float(request["ready_wait_s"])
         while time.monotonic() < end:
-            living = launch.guard_identity(folder, study)
+            living = guarded.guard_identity(folder, study)
             if living is not None and living["pid"] == begun["pid"]:
                 return {"guard": living, "armed": True}
             if not procfs.same(begun["pid"], begun["start_time"]):
@@ -181,7 +173,7 @@ def guard_status(request: dict[str, Any]) -> dict[str, Any]:
     home = folder.study(study)
     recorded = store.read_record(os.path.join(home, "original.json"))
     return {
-        "guard": launch.guard_identity(folder, study),
+        "guard": guarded.guard_identity(folder, study),
         "fired": store.read_record(os.path.join(home, "fired.json")),
         "answer": store.read_record(os.path.join(home, "answer.json")),
         "fenced": store.read_record(os.path.join(home, "fenced.json")),
@@ -195,7 +187,7 @@ def order(request: dict[str, Any]) -> dict[str, Any]:
     folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
     if request["order"] not in ("fire", "disarm"):
         raise Refused("bad_request", "Unknown order %r." % request["order"])
-    living = launch.guard_identity(folder, study)
+    living = guarded.guard_identity(folder, study)
     if living is not None:
         store.write_record(os.path.join(folder.study(study), "order.json"), {"order": request["order"]})
         one = procfs.process(int(living["pid"]))
@@ -212,51 +204,6 @@ def fence(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _running_already(record: dict[str, Any]) -> procfs.Process | None:
-    """A living process with the original's command line and directory that nothing of the kind started. A command line of
-    the record on the disk has no credentials, so that theirs are not compared."""
-    wanted = _comparable(record.get("shown") or record["argv"])
-    processes = procfs.table()
-    alike = {
-        pid for pid in processes
-        if procfs.link("/proc/%d/cwd" % pid) == procfs.raw(record["cwd"]) and _comparable(shown_of(pid)) == wanted
-    }  # fmt: skip
-    if record.get("shown"):
-        # A title that a program has put in its command line's place is that of every program of its kind: only the port tells which.
-        alike &= _serving(set(record["ports"]))
-    tops = [pid for pid in alike if processes[pid].ppid not in alike]
-    return processes[min(tops)] if tops else None
-
-
-def _serving(ports: set[int]) -> set[int]:
-    """Processes that listen on one of these ports."""
-    inodes = {one.inode for one in procfs.listeners() if one.port in ports}
-    return {pid for pids in procfs.socket_owners(inodes).values() for pid in pids}
-
-
-def refuse_restarted(folder: Folder, study: str) -> None:
-    """Raises Refused("restarted") when the original's command line runs again although neither we nor its owner's own supervisor that
-    we tell has started it: a loop around it, say. A launch beside it would be measured in its company, or find no memory."""
-    home = folder.study(study)
-    record = store.read_record(os.path.join(home, "original.json"))
-    guard = launch.guard_identity(folder, study)
-    fenced = store.read_record(os.path.join(home, "fenced.json"))
-    if record is None or guard is None or (fenced is not None and int(fenced["epoch"]) >= int(guard["epoch"])):
-        return  # nothing to compare with, or the guard is just bringing it back
-    for part in [*(record.get("before") or []), record]:
-        one = _running_already(part)
-        if one is None or (one.pid, one.start_time) == (part["pid"], part["start_time"]) or procfs.launch_id(one.pid, folder.root):
-            continue
-        above = procfs.text(b" ".join(procfs.argv(one.ppid))[:80])
-        raise Refused("restarted", "The original server was stopped, and process %d runs its command line again: process %d (%s) above it "
-                      "starts it anew. Beside it nothing can be measured. It is left alone; stop what restarts it, then start again."
-                      % (one.pid, one.ppid, above or "unknown"), pid=one.pid)  # fmt: skip
-
-
-def _comparable(words: list[str]) -> list[str]:
-    return [redact.without_numbers(word) for word in redact.hide_arguments(words)[0]]
-
-
 def start_original(request: dict[str, Any]) -> dict[str, Any]:
     """Starts the original server again: its arguments, directory, environment and log files, without any marker of
     ours. Does nothing when it runs. ``record`` comes from the guard, or is absent: then the redacted record on disk
@@ -268,7 +215,7 @@ def start_original(request: dict[str, Any]) -> dict[str, Any]:
         record = request.get("record")
         env: dict[bytes, bytes] | None
         if record is not None:
-            guard = launch.guard_identity(folder, study)
+            guard = guarded.guard_identity(folder, study)
             pairs = procfs.environ(guard["pid"]) if guard else None
             if pairs is None:
                 raise Refused("guard_gone", "The guard's environment is gone, and with it the original server's.")
@@ -285,7 +232,7 @@ def start_original(request: dict[str, Any]) -> dict[str, Any]:
         known = supervised.main_process(control) if control else None
         if known is not None:
             return {"pid": known[0], "start_time": known[1], "started": False, "log": None, "ports": record["ports"]}
-        running = _running_already(record)
+        running = guarded.running_already(record)
         if running is not None:
             return {"pid": running.pid, "start_time": running.start_time, "started": False, "log": None, "ports": record["ports"]}
         for port in record["ports"]:

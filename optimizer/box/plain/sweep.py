@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from optimizer.box.plain import launch, look, procfs, store, supervised
+from optimizer.box.plain import family, guarded, holder, look, procfs, store, supervised
 from optimizer.box.plain.procfs import Process, Refused
 from optimizer.box.plain.store import Folder
 
@@ -154,7 +154,7 @@ def _swept(prefix: str, folder: Folder, keep: list[str], request: dict[str, Any]
     claims = [claim for claim in folder.claims(prefix)
               if not any(procfs.matches(study + ":" + os.path.basename(claim), one) for one in keep)]  # fmt: skip
     swept, remaining, leftovers = end_all(
-        lambda: launch.family_of(folder, prefix, keep), float(request["term_s"]), float(request["kill_s"])
+        lambda: family.family_of(folder, prefix, keep), float(request["term_s"]), float(request["kill_s"])
     )
     back: bool | None = None
     memory: list[int] | None = None
@@ -190,9 +190,9 @@ def stop_original(request: dict[str, Any]) -> dict[str, Any]:
     folder, study = Folder(request["root"]), store.checked(request["study"], "study id")
     pid, start_time = int(request["pid"]), int(request["start_time"])
     with store.Lock(folder, request["lock_wait_s"]):
-        launch.refuse_fenced(folder, study, int(request["epoch"]))
-        store.refuse_others(folder, study)
-        guard = launch.guard_identity(folder, study)
+        guarded.refuse_fenced(folder, study, int(request["epoch"]))
+        holder.refuse_others(folder, study)
+        guard = guarded.guard_identity(folder, study)
         held = guard.get("original") if guard else None
         if not held or (held["pid"], held["start_time"]) != (pid, start_time):
             raise Refused("not_secured", "Process %d is not stopped: no guard on the box holds what is needed to bring it back."
@@ -260,11 +260,9 @@ def _settle_gpu(wait_s: float) -> None:
 
 
 def _refuse_restarted(ports: list[int], folder: Folder, study: str) -> None:
-    from optimizer.box.plain import original  # it needs this module
-
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
-        original.refuse_restarted(folder, study)
+        guarded.refuse_restarted(folder, study)
         for port in ports:
             if procfs.listeners(port):
                 raise Refused("restarted", "The original server was stopped, and something on the box started a server on port "

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.box.box import Box
-from optimizer.box.plain import original as original_module
+from optimizer.box.plain import guarded
 from optimizer.box.results import GuardFired, ServerProcess, ShimRefused
 from optimizer.errors import NeedsOperator
 
@@ -292,7 +292,7 @@ async def test_a_loop_that_starts_the_original_again_is_noticed_before_it_listen
     await box.stop_original("s1", seen, term_s=2)
     assert await box.heartbeat("s1", 2)
     again = spawn(original.argv, stdout=-3, cwd="/")
-    await until(lambda: API_KEY in original_module.shown_of(again.pid))
+    await until(lambda: API_KEY in guarded.shown_of(again.pid))
     for attempt in (
         lambda: box.heartbeat("s1", 3), lambda: box.launch("s1", "1", server(0), base="guard"), lambda: box.stop_original("s1", seen, term_s=2),
     ):  # fmt: skip
@@ -372,13 +372,13 @@ async def test_a_title_over_a_command_line_is_that_of_every_program_of_its_kind(
     with subprocess.Popen(["sglang::router"], executable="/bin/cat", cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as bystander:
         record = {"shown": ["sglang::router"], "argv": ["python", "-m", "sglang_router.launch_router"], "cwd": str(tmp_path), "ports": [free_port]}
         # The kernel shows the new command line a moment after the process has become the program.
-        await until(lambda: original_module.shown_of(bystander.pid) == ["sglang::router"])
-        assert original_module._running_already(record) is None
-        assert original_module._running_already({**record, "shown": None, "argv": ["sglang::router"]}).pid == bystander.pid
+        await until(lambda: guarded.shown_of(bystander.pid) == ["sglang::router"])
+        assert guarded.running_already(record) is None
+        assert guarded.running_already({**record, "shown": None, "argv": ["sglang::router"]}).pid == bystander.pid
         assert bystander.stdin is not None
         bystander.stdin.close()
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
         assert one.stdout is not None and one.stdin is not None and one.stdout.readline() == b"up\n"
-        shown = original_module.shown_of(one.pid)
-        assert original_module._running_already({**record, "shown": shown}).pid == one.pid
+        shown = guarded.shown_of(one.pid)
+        assert guarded.running_already({**record, "shown": shown}).pid == one.pid
         one.stdin.close()

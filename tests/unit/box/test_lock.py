@@ -91,6 +91,18 @@ async def test_a_holder_on_another_machine_needs_silence(box: Box, home: Path) -
     record.write_text(json.dumps(elsewhere))
     with pytest.raises(BoxLocked, match="laptop"):
         await box.lock("mine")
+    record.write_text(json.dumps({**elsewhere, "monotonic_s": elsewhere["monotonic_s"] - 1000}))
+    await box.lock("mine", patience_s=900)
+
+
+async def test_a_holder_that_an_older_version_wrote_down_is_judged_by_its_file(box: Box, home: Path) -> None:
+    await box.lock("other")
+    record = home / ".optimizer/box.lock/holder.json"
+    old = {**json.loads(record.read_text()), "coordinator_boot_id": "another"}
+    del old["monotonic_s"]
+    record.write_text(json.dumps(old))
+    with pytest.raises(BoxLocked):
+        await box.lock("mine")
     os.utime(record, (1, 1))
     await box.lock("mine", patience_s=900)
 
@@ -100,13 +112,14 @@ async def test_another_machine_of_the_same_name_is_another_coordinator(box: Box,
     await box.lock("mine")
     record = home / ".optimizer/box.lock/holder.json"
     held = json.loads(record.read_text())
-    record.write_text(json.dumps({**held, "coordinator_boot_id": "another", "coordinator_machine": "0123456789abcdef"}))
+    elsewhere = {**held, "coordinator_boot_id": "another", "coordinator_machine": "0123456789abcdef"}
+    record.write_text(json.dumps(elsewhere))
     if "coordinator_machine" in held:
         with pytest.raises(BoxLocked, match="held by study mine"):
             await box.lock("mine")
     else:
         pytest.skip("this machine has no number of its own")
-    os.utime(record, (1, 1))
+    record.write_text(json.dumps({**elsewhere, "monotonic_s": held["monotonic_s"] - 1000}))
     await box.lock("mine", patience_s=900)  # it has been silent for long
 
 
