@@ -1,24 +1,27 @@
 """The long sweeps: whole studies on a real server process, disturbed at one place after another, far more of them than the tests can
 afford. Each case is one study on a box of its own; what it must end as is asserted on the box itself.
 
-    python benchmarks/sweeps/run.py kills --count 1000          # the coordinator killed at random again and again, one seed each
-    python benchmarks/sweeps/run.py signals gone roles          # every case of these three
-    python benchmarks/sweeps/run.py all --minutes 120           # whatever fits, taken in turn from every family
+    python benchmarks/sweeps/run.py kills --first 1 --count 1000 --jobs 8 --out kills.jsonl    # the coordinator killed at random again and again
+    python benchmarks/sweeps/run.py signals gone roles                                       # every case of these three
+    python benchmarks/sweeps/run.py all --for 7200                                           # whatever fits, taken in turn from every family
+    python benchmarks/sweeps/run.py kills --count 1000 --for 0 --out kills.jsonl --out there.jsonl   # what these files hold, nothing is run
 
-A line for each case goes to stderr, the counts go to stdout as JSON; exit 1 if one case failed. On a quiet machine a case takes about
-half a minute."""
+A line for each case goes to stderr and, as JSON, to the first ``--out``; cases that passed in any of these files are not run again. The counts
+go to stdout as JSON; exit 1 if a case failed. A case takes half a minute to a minute, most of it waiting: a machine carries three times as
+many jobs as it has CPUs."""
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import signal
+import subprocess
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Callable
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,16 +29,20 @@ from typing import Any, NamedTuple
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.crash.test_kill_and_resume import MET, PROMOTED, finished, kill_at_random, killed, random_gaps  # noqa: E402
+from benchmarks.sweeps import spread  # noqa: E402
+from benchmarks.sweeps.forking import Forked, Forks  # noqa: E402
+from tests.crash.killing import MET, PROMOTED, finished, kill_at_random, killed, random_gaps  # noqa: E402
 from tests.e2e.fastbox import FastBox, check_ledger, entries, wait_until  # noqa: E402
 from tests.e2e.pdbox import NAMES, PDBox  # noqa: E402
-from tests.e2e.sshbox import SshBox  # noqa: E402
-from tests.ssh.conftest import Sshd  # noqa: E402
+
+# The product of this checkout, whether or not one is installed.
+FROM_HERE = f"import sys; sys.path[:0] = {[str(REPOSITORY), *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]!r}; "
+FastBox.tool = (sys.executable, "-c", FROM_HERE + "from optimizer.__main__ import main; main()")
 
 
 class Case(NamedTuple):
     name: str
-    run: Callable[[Path], None]
+    run: Callable[[Path], dict[str, Any] | None]  # in a folder of its own; returns what its line shall tell besides
 
 
 # Where a study is when something happens to it: phase -> the passage that tells of it.
@@ -69,9 +76,33 @@ def left_as_found(box: FastBox, owned: bool) -> None:
 # ---- the coordinator killed at random -------------------------------------------------------------------------------------
 
 
-def kills(box: FastBox, seed: int) -> None:
-    kill_at_random(box, f"random{seed}", random_gaps(seed))
-    finished(box, f"random{seed}")
+class ForkedBox(FastBox):
+    """Its coordinators are forked from a process that has loaded the product."""
+
+    forks: Forks
+
+    def start(self, *words: str, **env: str) -> Any:
+        number = len(self.processes)
+        with (self.here / f"{number}.out").open("w") as out, (self.here / f"{number}.err").open("w") as err:
+            process = self.forks.start(self.command(*words)[len(self.tool) :], {**self.env, **env}, self.here, out, err)
+        process.number = number  # type: ignore[attr-defined]
+        self.processes.append(process)  # type: ignore[arg-type]
+        return process
+
+
+def kills(seed: int, folder: Path) -> dict[str, Any]:
+    """Of ten seeds nine fork their coordinators, one begins each with a new interpreter."""
+    new = seed % 10 == 0
+    if not new and not hasattr(ForkedBox, "forks"):
+        ForkedBox.forks = Forks(Path(os.environ["HOME"]))
+    box = FastBox(folder) if new else ForkedBox(folder)
+    try:
+        deaths = kill_at_random(box, f"random{seed}", random_gaps(seed))
+        done = finished(box, f"random{seed}")
+        cpu_s = sum(process.cpu_s for process in box.processes if isinstance(process, Forked))
+        return {"seed": seed, "deaths": deaths, "launches": done.json["launches"], "started": len(box.starts()), "new_interpreters": new, "cpu_s": cpu_s}
+    finally:
+        box.close()
 
 
 # ---- Ctrl-C, SIGTERM, Ctrl-C twice ----------------------------------------------------------------------------------------
@@ -114,6 +145,9 @@ def signalled(box: FastBox, phase: str, how: str) -> None:
 def sshd_killed(box: FastBox, phase: str) -> None:
     """With all its sessions, by SIGKILL; a second later another one listens. The study ends as if it had held."""
     name, count = PHASES[phase].split(":")
+    from tests.e2e.sshbox import SshBox
+    from tests.ssh.conftest import Sshd
+
     trace, folder = box.folder / "trace", box.folder / "sshd"
     trace.write_text("")
     folder.mkdir()
@@ -231,7 +265,7 @@ class Impatient(PDBox):
 
     def command(self, *words: str) -> list[str]:
         python, _, _, *given = super().command(*words)
-        return [python, "-c", "from optimizer.runner import execute; execute.SILENT_START_S = 10.0; from optimizer.__main__ import main; main()", *given]
+        return [python, "-c", FROM_HERE + "from optimizer.runner import execute; execute.SILENT_START_S = 10.0; from optimizer.__main__ import main; main()", *given]
 
 
 def role_hangs_starting(box: PDBox, role: str) -> None:
@@ -258,7 +292,7 @@ def on_a_box(check: Callable[..., None], *given: Any, made: type[FastBox] = Fast
 
 def families(first: int, count: int) -> dict[str, list[Case]]:
     return {
-        "kills": [Case(f"seed {seed}", on_a_box(kills, seed)) for seed in range(first, first + count)],
+        "kills": [Case(f"seed {seed}", partial(kills, seed)) for seed in range(first, first + count)],
         "signals": [Case(f"{how} at: {phase}", on_a_box(signalled, phase, how)) for phase in PHASES for how in ("SIGINT", "SIGTERM", "twice")],
         "gone": [
             Case(f"killed at: {phase}, {'an original' if owned else 'none'}", on_a_box(gone, phase, owned)) for phase in PHASES for owned in (True, False)
@@ -276,37 +310,65 @@ def families(first: int, count: int) -> dict[str, list[Case]]:
     }  # fmt: skip
 
 
-def tried(family: str, case: Case) -> bool:
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="optimize-sweep-") as folder:
-        try:
-            case.run(Path(folder))
-        except Exception:  # noqa: BLE001  one failed case must not cost the others
-            print(f"{family}: {case.name}: FAILED\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-            return False
-    print(f"{family}: {case.name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    return True
+def told(line: spread.Line) -> None:
+    more = f", {line['deaths']} deaths" if "deaths" in line else ""
+    ended = f"{line['wall_s']:.0f} s{more}" if line["ok"] else f"FAILED ({line.get('evidence') or 'nothing kept'})\n{line['error']}"
+    print(f"{line['family']}: {line['case']}: {ended}", file=sys.stderr, flush=True)
+
+
+def commit() -> str:
+    """Of this checkout, "" where it is none."""
+    done = subprocess.run(["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def one(family: str, name: str, folder: Path) -> dict[str, Any]:
+    number = int(name.split()[1]) if family == "kills" else 1
+    return next(case.run(folder) for case in families(number, 1)[family] if case.name == name) or {}
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        spread.work(int(sys.argv[2]), int(sys.argv[3]), one)
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", nargs="+", choices=[*families(1, 0), "all"])
     parser.add_argument("--first", type=int, default=1, help="first seed of `kills`")
     parser.add_argument("--count", type=int, default=1000, help="how many seeds of `kills`")
+    parser.add_argument("--down", action="store_true", help="the last case of each family first")
     parser.add_argument("--only", default="", help="run the cases whose name holds this")
     parser.add_argument("--skip", type=int, default=0, help="cases of each family that were run before")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after this time")
+    parser.add_argument("--for", type=float, default=float("inf"), dest="for_s", metavar="SECONDS", help="begin no case after this time")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at once")
+    parser.add_argument("--out", type=Path, action="append", default=[], help="a file of results; what passed there is not run again, what is run now is appended to the first one")
     given = parser.parse_args()
-    chosen = {name: [case for case in cases[given.skip :] if given.only in case.name] for name, cases in families(given.first, given.count).items() if name in given.family or "all" in given.family}
-    end = time.monotonic() + given.minutes * 60
-    counts = {name: {"run": 0, "failed": 0, "of": len(cases)} for name, cases in chosen.items()}
-    for row in zip_longest(*([(name, case) for case in cases] for name, cases in chosen.items())):
-        for family, case in filter(None, row):
-            if time.monotonic() < end:
-                counts[family]["run"] += 1
-                counts[family]["failed"] += not tried(family, case)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell that sends this to the background has all below it ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    names = {name: [case.name for case in cases[given.skip :] if given.only in case.name] for name, cases in families(given.first, given.count).items() if name in given.family or "all" in given.family}
+    known, here = spread.read(given.out), commit()
+    lines = {(family, case): known[family, case] for family, cases in names.items() for case in cases if (family, case) in known}
+    rows = zip_longest(*([(family, case) for case in (reversed(cases) if given.down else cases)] for family, cases in names.items()))
+    wanted = [case for row in rows for case in row if case and not lines.get(case, {"ok": False})["ok"]]
+
+    def add(line: spread.Line) -> None:
+        line["commit"] = here
+        lines[line["family"], line["case"]] = line
+        if given.out:
+            with given.out[0].open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        told(line)
+
+    evidence = given.out[0].with_suffix(".failed").resolve() if given.out else None
+    compileall.compile_dir(REPOSITORY / "optimizer", quiet=2)  # the simulated servers are told to write none, and compile all of theirs at each start
+    spread.spread(wanted, [sys.executable, str(Path(__file__).resolve()), "--worker"], given.jobs, given.for_s, evidence, add)
+    counts = {family: count(cases, [lines[family, case] for case in cases if (family, case) in lines]) for family, cases in names.items()}
     print(json.dumps(counts))
-    sys.exit(any(one["failed"] for one in counts.values()))
+    sys.exit(any(row["failed"] for row in counts.values()))
+
+
+def count(cases: list[str], lines: list[spread.Line]) -> dict[str, int]:
+    deaths = {"deaths": sum(line.get("deaths", 0) for line in lines)} if any("deaths" in line for line in lines) else {}
+    return {"run": len(lines), "failed": sum(not line["ok"] for line in lines), "of": len(cases), **deaths}
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ OP is one of gt ge lt le eq ne in contains between present last_lt; RIGHT is a l
 times: k, plus: n} for the single-valued ones. Missing means unknown; a setting that was not given equals null."""
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from optimizer.core.whole_space import space_named
@@ -113,7 +113,12 @@ def load_library(roots: KnowledgeRoots) -> Library:
 
 def library_from_files(files: Mapping[str, str]) -> Library:
     """The library that these texts describe, as pinned in a journal: same texts, same library, byte for byte."""
-    return build_library({name: load_yaml(files[name], name) for name in sorted(files)}, files)
+    return _library_of(tuple(sorted(files.items())))
+
+
+@lru_cache(maxsize=4)  # a resumed study needs the pinned one and today's, which are mostly the same, and reading one takes a third of a start
+def _library_of(files: tuple[tuple[str, str], ...]) -> Library:
+    return build_library({name: load_yaml(text, name) for name, text in files}, dict(files))
 
 
 def build_library(documents: Mapping[str, LoadedDocument], files: Mapping[str, str]) -> Library:

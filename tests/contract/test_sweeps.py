@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_driver_lists_what_the_document_counts() -> None:
-    """``--minutes 0`` begins no case."""
-    command = [sys.executable, "benchmarks/sweeps/run.py", "all", "--minutes", "0"]
+    """``--for 0`` begins no case."""
+    command = [sys.executable, "benchmarks/sweeps/run.py", "all", "--for", "0"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     sizes = {name: row["of"] for name, row in json.loads(done.stdout).items()}
     assert all(row["run"] == row["failed"] == 0 for row in json.loads(done.stdout).values())

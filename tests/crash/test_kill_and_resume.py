@@ -4,19 +4,14 @@ the one of a study that nobody disturbed, no launch happens twice, nothing is le
 from __future__ import annotations
 
 import os
-import random
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from optimizer.journal.files import is_unfinished
-from tests.e2e.fastbox import Done, FastBox, check_ledger, entries
+from tests.crash.killing import MET, begun, finished, kill_at_random, killed, random_gaps
+from tests.e2e.fastbox import FastBox, check_ledger
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-PROMOTED = [{"disable_cuda_graph": None, "disable_decode_cuda_graph": None}]
-MET = ("met", PROMOTED)
 
 # In the order in which a study passes them; every coordinator resumes the last one's study and dies in its turn. Each number
 # counts passages within one coordinator.
@@ -43,29 +38,6 @@ EVERY_STEP = (
 )
 
 
-def killed(box: FastBox, words: list[str], point: str) -> bool:
-    """Runs the tool until it dies at ``point``; False when it ended before."""
-    done = box(*words, OPTIMIZER_CRASH_AT=point)
-    if done.exit == -9:
-        return True
-    assert done.exit in (0, 3), f"at {point}: exit {done.exit}\n{done.err}"
-    return False
-
-
-def finished(box: FastBox, study: str, decision: tuple[str, list[object]] = MET) -> Done:
-    """Resumed to its end, everything is as if nobody had died."""
-    done = box("resume", study, "--json")
-    assert done.decision == decision, done.err
-    box.assert_clean()
-    check_ledger(box, study)
-    again = box("replay", study, "--verify", "--json")
-    assert again.json["identical"], again.out
-    for name in ("report.md", "launch.sh", "env.sh"):
-        assert (box.runs / study / name).exists(), f"{name} is missing"
-    assert "--disable-cuda-graph" not in (box.runs / study / "launch.sh").read_text().split("exec", 1)[-1]
-    return done
-
-
 def test_killed_in_every_kind_of_step_of_one_study(box: FastBox) -> None:
     words = box.study("every", "--finish", "restore")
     for point in EVERY_STEP:
@@ -74,31 +46,6 @@ def test_killed_in_every_kind_of_step_of_one_study(box: FastBox) -> None:
     done = finished(box, "every")
     assert done.json["launches"] == 2
     assert len(box.starts()) == 3
-
-
-def random_gaps(seed: int) -> Iterator[int]:
-    """Points from one death to the next: far, so that the study gets on, then soon, in the midst of recovering, by turns."""
-    rng = random.Random(seed)
-    yield rng.randint(8, 60)  # before that there is no study that could be resumed, see below
-    while True:
-        yield rng.randint(2, 14)
-        yield rng.randint(70, 110)
-
-
-def begun(box: FastBox, study: str) -> bool:
-    """Whether there is a study to be resumed: a file whose creation was cut holds none, and is taken over by the next one."""
-    path = box.runs / study / "journal.db"
-    return path.exists() and not is_unfinished(path) and bool(entries(path.parent))
-
-
-def kill_at_random(box: FastBox, study: str, gaps: Iterator[int]) -> int:
-    words, deaths = box.study(study, "--finish", "restore"), 0
-    while killed(box, words, f"*:{next(gaps)}"):
-        deaths += 1
-        assert deaths < 40, "the study does not get on"
-        if begun(box, study):
-            words = ["resume", study, "--json"]
-    return deaths
 
 
 @pytest.mark.parametrize("seed", [1])

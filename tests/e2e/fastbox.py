@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from optimizer.engines.simulator import box as simulator
 from tests.ports import free_port
@@ -112,6 +112,7 @@ class FastBox:
     env: dict[str, str] = field(init=False)
     argv: tuple[str, ...] = field(init=False)
     processes: list[subprocess.Popen[Any]] = field(default_factory=list)
+    tool: ClassVar[tuple[str, str, str]] = (sys.executable, "-m", "optimizer")
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -141,7 +142,7 @@ class FastBox:
         return self.here / "runs"
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "optimizer", "--runs", str(self.runs), "--knowledge", str(self.folder / "knowledge"), *words]
+        return [*self.tool, "--runs", str(self.runs), "--knowledge", str(self.folder / "knowledge"), *words]
 
     def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
         """The tool in the background, in a session of its own; its streams go to ``out`` and ``err`` files."""
