@@ -105,7 +105,11 @@ def load_everything() -> None:
 
     for module in pkgutil.walk_packages(optimizer.__path__, "optimizer."):
         if not module.name.startswith(ELSEWHERE):
-            importlib.import_module(module.name)
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as error:  # an extra that is not installed
+                if str(error.name).startswith("optimizer"):
+                    raise
     from optimizer.knowledge.library import load_library
     from optimizer.knowledge.load import find_knowledge
 
