@@ -110,9 +110,11 @@ def load_everything() -> None:
             except ModuleNotFoundError as error:  # an extra that is not installed
                 if str(error.name).startswith("optimizer"):
                     raise
+    from optimizer.engines.registry import engines
     from optimizer.knowledge.library import load_library
     from optimizer.knowledge.load import find_knowledge
 
+    engines()
     load_library(find_knowledge(Path(__file__).parents[2]))
     alone = len(list(Path("/proc/self/task").iterdir()))
     assert alone == 1, f"{alone} threads: what is forked would lack all but one of them"

@@ -35,8 +35,9 @@ from tests.crash.killing import MET, PROMOTED, finished, kill_at_random, killed,
 from tests.e2e.fastbox import FastBox, check_ledger, entries, wait_until  # noqa: E402
 from tests.e2e.pdbox import NAMES, PDBox  # noqa: E402
 
-# The product of this checkout, whether or not one is installed.
-FROM_HERE = f"import sys; sys.path[:0] = {[str(REPOSITORY), *filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))]!r}; "
+# The product of this checkout, whether or not one is installed. How it got there is on the path that each worker process is given.
+PATHS = [str(REPOSITORY), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+FROM_HERE = f"import sys; sys.path[:0] = {PATHS!r}; "
 FastBox.tool = (sys.executable, "-c", FROM_HERE + "from optimizer.__main__ import main; main()")
 
 

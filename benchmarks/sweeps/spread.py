@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 import threading
 import time
+import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -50,6 +51,16 @@ def living(folder: Path) -> set[int]:
                 if any(pair == home or pair.startswith(home + b"/") for pair in (entry / "environ").read_bytes().split(b"\0")):
                     found.add(int(entry.name))
     return found
+
+
+def installed(folder: Path) -> Path:
+    """A folder for Python's path that says of this checkout what an installation would say: which engines there are."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    said = folder / "optimize-0.dist-info"
+    said.mkdir(parents=True)
+    (said / "METADATA").write_text("Metadata-Version: 2.1\nName: optimize\nVersion: 0\n")
+    (said / "entry_points.txt").write_text("".join(f"[{group}]\n" + "".join(f"{name} = {of}\n" for name, of in rows.items()) for group, rows in points.items()))
+    return folder
 
 
 def end_all(folder: Path) -> int:
@@ -148,12 +159,13 @@ def spread(cases: list[tuple[str, str]], command: list[str], jobs: int, for_s: f
         with contextlib.suppress(OSError):
             worker.stdin.close()
 
+    paths = os.pathsep.join([str(installed(folder / "installed")), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         with stopped_by_signals(stop):
             for job in range(min(jobs, len(cases)) if for_s > 0 else 0):
                 home = folder / str(job)
                 home.mkdir()
-                env = {**os.environ, "HOME": str(home), "TMPDIR": str(home), "OPTIMIZE_LEARNED": "off"}
+                env = {**os.environ, "HOME": str(home), "TMPDIR": str(home), "PYTHONPATH": paths, "OPTIMIZE_LEARNED": "off"}
                 workers.append(subprocess.Popen([*command, str(job), str(jobs)], env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                                 text=True, start_new_session=True))  # fmt: skip
             threads = [threading.Thread(target=drive, args=(worker,)) for worker in workers]
