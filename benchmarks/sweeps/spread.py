@@ -173,6 +173,11 @@ def spread(cases: list[tuple[str, str]], command: list[str], jobs: int, for_s: f
                 thread.start()
             for thread in threads:
                 thread.join()
+            for worker in workers:
+                worker.wait()
+            end = time.monotonic() + 10
+            while living(folder) and time.monotonic() < end:  # the processes that forked end after those that used them
+                time.sleep(0.1)
     finally:
         if left := end_all(folder):
             print(f"{left} processes were ended at the end" + ("" if stopped.is_set() else ", though every case was over"), file=sys.stderr)
