@@ -83,7 +83,7 @@ LEARNED_MIN_LENGTH = 8
 
 def mark(secret: str) -> str:
     """What stands in the place of ``secret``."""
-    return f"«redacted:{hashlib.sha256(secret.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}»"
+    return f"«redacted:{hashlib.sha256(secret.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}»"
 
 
 def is_secret_name(name: str) -> bool:

@@ -2,14 +2,22 @@
 
 import hashlib
 import json
+import re
 from typing import Any
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def canonical_json(value: Any) -> str:
-    """One spelling per value: sorted keys, no spaces, UTF-8 kept, NaN and infinities refused (ValueError)."""
-    return _ENCODER.encode(value)
+    """One spelling per value: sorted keys, no spaces, UTF-8 kept, NaN and infinities refused (ValueError). Half a surrogate pair, which
+    a server's JSON may hold and no file or database takes, becomes the replacement character."""
+    text = _ENCODER.encode(value)
+    try:
+        text.encode()  # far quicker than to look for them
+    except UnicodeEncodeError:
+        return _HALF_A_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text
 
 
 def sha256_hex(data: bytes | str) -> str:

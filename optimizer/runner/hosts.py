@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from optimizer.bench.traces import resolve
+from optimizer.box.plain import procfs
 from optimizer.errors import EngineError, UsageError
 from optimizer.model.base import Frozen
 from optimizer.model.study import HostSpec, LaunchSpec
@@ -111,7 +112,7 @@ def parse_launch(text: str) -> LaunchSpec:
     if text.endswith((".json", ".toml")) or (len(text) < 4096 and "\n" not in text and path.is_file()):
         return _launch_file(path)
     try:
-        words = shlex.split(text)
+        words = shlex.split(procfs.text(procfs.raw(text)))  # bytes that are no UTF-8 are kept as what the box is asked with
     except ValueError as error:
         raise UsageError(f"The launch command cannot be split into words: {error}.", hint="Quote it for a shell.") from error
     env: dict[str, str] = {}
@@ -127,6 +128,7 @@ def _launch_file(path: Path) -> LaunchSpec:
     try:
         written = path.read_text(encoding="utf-8")
         data = tomllib.loads(written) if path.suffix == ".toml" else json.loads(written)
+        json.dumps(data, ensure_ascii=False, default=str).encode()  # refuses half a surrogate pair, which no command line can hold
         if isinstance(data, dict) and data.get("members"):
             return _deployment([MemberDescription.model_validate(_as_launch(one)) for one in data["members"]], data.get("env") or {}, data.get("cwd"))
         if not isinstance(data, dict) or not data.get("argv"):

@@ -21,6 +21,7 @@ from typing import Any
 
 from optimizer import __version__, log
 from optimizer.box.box import Box
+from optimizer.box.plain import procfs
 from optimizer.box.results import BoxLocked
 from optimizer.core.closing import summary
 from optimizer.core.plan import Plan
@@ -559,7 +560,7 @@ def _keep_results(journal: Journal, executor: LiveExecutor, state: State, plan: 
     if state.survey is not None and executor.session.context is not None:
         for name, text in {**launch_files(executor, state, plan), **(workload_file(state.spec) if state.spec else {})}.items():
             path = folder / name
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(procfs.raw(text) if name.endswith(".sh") else text.encode())  # a shell reads bytes, everything else text
             path.chmod(0o755 if name.endswith("launch.sh") else 0o644)
     (folder / "report.md").write_text(report_markdown(journal.read(), state, plan), encoding="utf-8")
 

@@ -4,9 +4,10 @@ which port. Runs on the box. It never writes and never sends a signal."""
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Match, NamedTuple
 
 MARKER = b"OPTIMIZER_LAUNCH_ID"
 # Two boxes may share one machine (simulated boxes, containers without a PID namespace): a process is ours only if it
@@ -44,12 +45,27 @@ class Listener(NamedTuple):
     inode: int
 
 
+# A byte that is no UTF-8 travels as a character for private use. A lone surrogate, Python's own way, is no text: neither a database
+# nor a file of UTF-8 takes it. Where a real text holds such a character, each of its bytes travels like that.
+_CARRIED = 0x10EE00
+_NO_TEXT = re.compile("[\udc80-\udcff\U0010ee80-\U0010eeff]")
+_BYTE = re.compile("[\U0010ee80-\U0010eeff]")
+
+
 def text(raw: bytes) -> str:
-    """Bytes of the operating system as a string that survives JSON and turns back into the same bytes."""
-    return raw.decode("utf-8", "surrogateescape")
+    """Bytes of the operating system as Unicode text that survives JSON, files and databases, and turns back into the same bytes."""
+    decoded = raw.decode("utf-8", "surrogateescape")
+    return decoded if decoded.isascii() else _NO_TEXT.sub(_carried, decoded)
+
+
+def _carried(match: Match[str]) -> str:
+    return "".join(chr(_CARRIED + byte) for byte in match.group().encode("utf-8", "surrogateescape"))
 
 
 def raw(value: str) -> bytes:
+    """The bytes that ``text`` made this text of."""
+    if not value.isascii():
+        value = _BYTE.sub(lambda match: chr(ord(match.group()) - _CARRIED + 0xDC00), value)
     return value.encode("utf-8", "surrogateescape")
 
 

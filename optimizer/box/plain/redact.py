@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+from optimizer.box.plain import procfs
+
 HIDDEN = "«secret»"
 _PLACEHOLDER = re.compile(r"«secret:(\d+)»")
 # Words that make a variable a credential: whole ones (`TOKENIZERS_PARALLELISM`, `KEYRING` and `AUTHOR` are none) ...
@@ -120,7 +122,7 @@ def secrets_of(pairs: dict[str, str], arguments: list[str]) -> list[bytes]:
     values = [value for name, value in pairs.items() if secret_variable(name, value)]
     values += hide_arguments(arguments)[1].values()
     # A mask must not be longer than what it hides, so that offsets stay what they are in the file.
-    return sorted({raw for raw in (value.encode("utf-8", "surrogateescape") for value in values) if len(raw) >= 8})
+    return sorted({raw for raw in map(procfs.raw, values) if len(raw) >= 8})
 
 
 _SECRET_BYTES = re.compile(_SECRET_VALUE.pattern.encode("ascii"))

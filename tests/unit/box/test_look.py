@@ -1,5 +1,8 @@
 """What the box says about itself, its servers and its files."""
 
+import asyncio
+import itertools
+import json
 import os
 import shutil
 import sys
@@ -10,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from optimizer.box.box import Box
-from optimizer.box.plain import look
+from optimizer.box.plain import look, procfs
 from optimizer.box.results import ShimRefused
-from optimizer.errors import PythonMissing
+from optimizer.errors import PythonMissing, UsageError
+from optimizer.model.canonical import canonical_json
+from optimizer.runner.hosts import parse_launch
 
-from .test_launch import Server
+from .test_launch import Server, said
 
 
 async def test_hello(box: Box, home: Path) -> None:
@@ -133,6 +138,40 @@ async def test_servers_are_found_with_their_workers_counted_in(
     assert found[0].argv == tuple(program) and found[0].env["NUMBER"] == "1" and found[0].launch_id is None
     by_port = (await box.find_servers(free_port, same_home=True)).servers
     assert [one.pid for one in by_port if free_port in one.ports] == [process.pid]
+
+
+@pytest.mark.fault("H19")
+def test_what_is_no_utf8_is_text_and_becomes_the_same_bytes_again() -> None:
+    parts = [b"caf", b"\xe9", b"\xff", "é😀".encode(), "\U0010eee9".encode(), b"\xf4\x8e\xba", b""]
+    for data in (b"".join(one) for one in itertools.product(parts, repeat=3)):
+        carried = procfs.text(data)
+        assert carried.encode("utf-8").decode("utf-8") == carried and procfs.raw(carried) == data
+
+
+@pytest.mark.fault("H19")
+async def test_a_server_whose_environment_is_no_utf8(box: Box, server: Server, free_port: int, spawn: Callable) -> None:
+    """Whatever is known of it can be written down and sent to a database, and a launch of it has its bytes."""
+    process = spawn([*server(free_port), b"caf\xe9"], stdout=-3, env={**os.environb, b"LATIN": b"\xe9\xff"})
+    while await box.port_free(free_port):
+        await asyncio.sleep(0.02)
+    (seen,) = [one for one in (await box.find_servers(free_port)).servers if one.pid == process.pid]
+    canonical = json.loads(canonical_json(seen.model_dump(mode="json")).encode())
+    assert canonical["argv"] == list(seen.argv) and canonical["env"]["LATIN"] == seen.env["LATIN"]
+    launched = await box.launch("s1", "1", [*server(0), seen.argv[-1]], {"LATIN": seen.env["LATIN"]})
+    await said(box, "s1", "1")
+    assert Path(f"/proc/{launched.pid}/cmdline").read_bytes().endswith(b"\0caf\xe9\0")
+    assert b"LATIN=\xe9\xff" in Path(f"/proc/{launched.pid}/environ").read_bytes().split(b"\0")
+    assert (await box.sweep("s1", term_s=1)).clean
+
+
+@pytest.mark.fault("H19")
+def test_a_described_launch_keeps_what_is_no_utf8(tmp_path: Path) -> None:
+    spec = parse_launch("A=\udcff python3 -m sglang.launch_server --model-path '/caf\udce9'")
+    assert (procfs.raw(spec.argv[-1]), procfs.raw(spec.env["A"])) == (b"/caf\xe9", b"\xff")
+    spec.model_dump_json().encode()
+    (tmp_path / "l.json").write_text(json.dumps({"argv": ["python3", "/caf\ud800"]}))
+    with pytest.raises(UsageError, match="surrogates not allowed"):
+        parse_launch(str(tmp_path / "l.json"))
 
 
 @pytest.mark.fault("F49")

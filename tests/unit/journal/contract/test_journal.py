@@ -46,6 +46,14 @@ class TestAppendAndRead:
             assert [entry.kind for entry in journal.read()] == list(EntryKind)
             assert journal.verify() == len(EntryKind)
 
+    @pytest.mark.fault("H19")
+    def test_half_a_surrogate_pair_becomes_the_replacement_character(self, place: Place) -> None:
+        """JSON can spell one, and a server may send it under any name; no file and no database takes it."""
+        with Journal.create(place) as journal:
+            entry = journal.append("opened", {"a\ud800": "b\udcff", "api_key": "0123456789\ud800abcdef", "carried": "\U0010eee9"}, expect=0)
+            assert entry.body["a\ufffd"] == "b\ufffd" and entry.body["carried"] == "\U0010eee9" and "0123456789" not in str(entry.body)
+            assert journal.read() == [entry] and journal.verify() == 1
+
     @pytest.mark.fault("F48")
     def test_unknown_kinds_and_values_that_are_not_json_are_refused(self, place: Place) -> None:
         with Journal.create(place) as journal:
