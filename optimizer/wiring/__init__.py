@@ -57,6 +57,7 @@ from optimizer.transport.base import Transport
 from optimizer.transport.local import LocalTransport
 from optimizer.wiring import learning
 from optimizer.wiring.leasing import held
+from optimizer.wiring.leaving import tell_of_boxes
 from optimizer.wiring.priors import find_known
 from optimizer.wiring.roots import Roots as Roots
 from optimizer.wiring.roots import journal_of as journal_of
@@ -441,6 +442,9 @@ async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: P
     stop.asked_by = lambda: STOPPED if stop_file.exists() else ""
     try:
         state = await held(journal, drive(journal, executor, plan, stop=stop, watch=_stoppable(stop, stop_file, watch)), stop)
+    except JournalError as error:
+        await tell_of_boxes(error, [executor])
+        raise
     finally:
         await executor.close()
     stop_file.unlink(missing_ok=True)

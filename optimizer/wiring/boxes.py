@@ -12,7 +12,7 @@ from optimizer import log, wiring
 from optimizer.box.box import Box
 from optimizer.core.plan import Plan
 from optimizer.core.state import State
-from optimizer.errors import Interrupted, OptimizerError, UsageError
+from optimizer.errors import Interrupted, JournalError, OptimizerError, UsageError
 from optimizer.journal import Journal
 from optimizer.knowledge.library import Library
 from optimizer.model.entry import Entry
@@ -25,6 +25,7 @@ from optimizer.runner.signals import interruptible
 from optimizer.transport.local import LocalTransport
 from optimizer.wiring import learning
 from optimizer.wiring.leasing import held
+from optimizer.wiring.leaving import tell_of_boxes
 
 Said = Callable[[str], None]
 MAX_BOXES = 16
@@ -172,6 +173,9 @@ async def _drive(journal: Journal, executors: dict[str, Executor], plan: Plan, f
     stop.asked_by = lambda: wiring.STOPPED if stop_file.exists() else ""
     try:
         state = await held(journal, drive_boxes(journal, executors, plan, stop=stop, watch=wiring._stoppable(stop, stop_file, watch)), stop)
+    except JournalError as error:
+        await tell_of_boxes(error, live.values())
+        raise
     finally:
         await asyncio.gather(*(executor.close() for executor in live.values()), return_exceptions=True)
     stop_file.unlink(missing_ok=True)
