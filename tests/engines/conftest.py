@@ -38,6 +38,21 @@ WORKLOAD: dict[str, Any] = {
 SECRET = "sup3rs3cretvalue99"  # in the environment of the servers that several tests share: nothing may repeat it
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker gets all tests that name an engine behind their file: they share its server. The marks that xdist has for this do
+    nothing with pytest 9.2, where a test's id cannot be changed any more."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByEngine(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return next((name for name in ENGINES if name in nodeid.partition("::")[2]), nodeid)
+
+    return ByEngine(config, log)
+
+
 @dataclass(frozen=True)
 class Launch:
     """A server's command line and the environment that it needs beside the login's."""
@@ -326,7 +341,12 @@ def user_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     servers.close()
 
 
-def _lasting(factory: pytest.TempPathFactory, made: Launch) -> Iterator[Launch]:
+def _lasting(factory: pytest.TempPathFactory, made: Launch, name: str) -> Iterator[Launch]:
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the workers' folders lie beside each other
+        try:
+            (factory.getbasetemp().parent / f"shared-{name}").touch(exist_ok=False)
+        except FileExistsError:
+            pytest.fail(f"Two workers start the shared {name}, which costs half a minute: a test that uses it does not name it behind its file.")
     servers = Servers(factory.mktemp("servers"))
     try:
         yield servers(Launch(made.argv, {**made.env, "HF_TOKEN": f"hf_{SECRET * 2}", "SGLANG_API_TOKEN": SECRET}, made.port, made.model))
@@ -337,13 +357,13 @@ def _lasting(factory: pytest.TempPathFactory, made: Launch) -> Iterator[Launch]:
 @pytest.fixture(scope="session")
 def shared_vllm(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     """One server for all tests that only read and count: with four slots, and with a secret in its environment."""
-    yield from _lasting(tmp_path_factory, engines.vllm("--max-num-seqs", "4", "--dtype", "bfloat16"))
+    yield from _lasting(tmp_path_factory, engines.vllm("--max-num-seqs", "4", "--dtype", "bfloat16"), "vllm")
 
 
 @pytest.fixture(scope="session")
 def shared_sglang(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     """Writes a line for every tenth step: a slow machine makes few steps."""
-    yield from _lasting(tmp_path_factory, engines.sglang("--max-running-requests", "4", "--decode-log-interval", "10"))
+    yield from _lasting(tmp_path_factory, engines.sglang("--max-running-requests", "4", "--decode-log-interval", "10"), "sglang")
 
 
 def answers(launch: Launch) -> bool:

@@ -14,7 +14,7 @@ from optimizer.runner.answers import ask_endpoint
 
 from .conftest import Engines, Launch, Servers
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200), pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 
 
 async def asked(launch: Launch, passes: int) -> list[AnswerPass]:
@@ -25,7 +25,7 @@ async def asked(launch: Launch, passes: int) -> list[AnswerPass]:
         return found
 
 
-async def test_answers_of_a_real_engine(engines: Engines, shared_vllm: Launch, serve: Servers) -> None:
+async def test_answers_of_a_real_vllm(engines: Engines, shared_vllm: Launch, serve: Servers) -> None:
     """Four servers: three are started side by side, the fourth with four slots is the one that other tests use as well."""
     first, exactly = engines.vllm("--dtype", "bfloat16"), engines.vllm("--dtype", "float32")
     others = engines.vllm("--dtype", "bfloat16", model="model-cycle")

@@ -50,12 +50,10 @@ def check(launch: Launch, tool: Tool) -> None:
     assert point["requests_failed"] == 0 and point["metrics"]["output_tokens_per_s"] > 0
 
 
-@pytest.mark.xdist_group("vllm")
 def test_vllm_counts_the_same(shared_vllm: Launch, tool: Tool) -> None:
     check(shared_vllm, tool)
 
 
-@pytest.mark.xdist_group("sglang")
 def test_sglang_counts_the_same(shared_sglang: Launch, tool: Tool) -> None:
     check(shared_sglang, tool)
 

@@ -24,7 +24,7 @@ WITH = [
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("words", WITH, ids=lambda words: words[words.index("--with") + 1])
+@pytest.mark.parametrize("words", WITH, ids=lambda words: f"{words[words.index('--with') + 1]}-on-vllm")
 def test_a_documented_load_tool_measures(words: list[str], shared_vllm: Launch, tmp_path: Path) -> None:
     name = words[words.index("--with") + 1]
     program, verb = STARTS[name]

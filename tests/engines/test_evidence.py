@@ -43,7 +43,7 @@ SILENT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("vllm", "sglang")])
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_every_fact_that_applies_is_there(name: str, request: pytest.FixtureRequest, tool: Tool) -> None:
     launch: Launch = request.getfixturevalue(f"shared_{name}")
     where = ("--host", "localhost", "--port", str(launch.port))
@@ -71,10 +71,7 @@ def test_every_fact_that_applies_is_there(name: str, request: pytest.FixtureRequ
 
 @pytest.mark.parametrize(
     ("name", "version", "slots"),
-    [
-        pytest.param("vllm", "0.32.0", "max_num_seqs", marks=pytest.mark.xdist_group("vllm")),
-        pytest.param("sglang", "0.5.23", "max_running_requests", marks=pytest.mark.xdist_group("sglang")),
-    ],
+    [("vllm", "0.32.0", "max_num_seqs"), ("sglang", "0.5.23", "max_running_requests")],
 )
 def test_a_plan_for_a_running_server_leaves_it_alone(name: str, version: str, slots: str, request: pytest.FixtureRequest, tool: Tool) -> None:
     launch: Launch = request.getfixturevalue(f"shared_{name}")
