@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 # What is kept of a case that failed is for reading: no models, no interpreters.
 NOT_KEPT = ("models", "bin", "site", "knowledge")
+ENDING_S = 10.0  # so long may what has nothing to do any more take to be gone
 Line = dict[str, Any]
 
 
@@ -175,7 +176,7 @@ def spread(cases: list[tuple[str, str]], command: list[str], jobs: int, for_s: f
                 thread.join()
             for worker in workers:
                 worker.wait()
-            end = time.monotonic() + 10
+            end = time.monotonic() + ENDING_S
             while living(folder) and time.monotonic() < end:  # the processes that forked end after those that used them
                 time.sleep(0.1)
     finally:
