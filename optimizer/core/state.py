@@ -365,7 +365,8 @@ def _done(state: State, step: Step, outcome: Done, entry: Entry) -> State:
         case Secure(op="arm"):
             return replace(state, armed=True)
         case Secure():
-            return replace(state, armed=False, disarmed=True)
+            state = replace(state, armed=False, disarmed=True)
+            return replace(state, server=None, original_running=state.original_found) if body.get("guard_restored") else state
         case Launch():
             return state
         case AwaitReady():

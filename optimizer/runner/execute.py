@@ -279,12 +279,13 @@ class LiveExecutor:
             if step.keep is None:
                 # A load generator whose link broke may not have noticed yet, and a lost launch may have come up late.
                 await self.box.sweep(study)
-            ended = await self.box.disarm(study)
-            if step.keep is not None and ended.fired is not None:
-                raise GuardFired("The guard on the box fired while it was being disarmed: it restored the original server.")
-            await self.box.cleanup(study, leave_running=step.keep is not None)
+            fired = (await self.box.disarm(study)).fired
+            if step.keep is not None and fired is not None and not fired.done:
+                raise GuardFired(f"The guard on the box fired, and could not restore it: {fired.message}")
+            kept = step.keep is not None and fired is None  # what was to go on is gone where the guard was quicker
+            await self.box.cleanup(study, leave_running=kept)
             await self.box.unlock(study)
-            return Effect(Done(body={"armed": False}))
+            return Effect(Done(body={"armed": False, **({"guard_restored": True} if step.keep is not None and not kept else {})}))
         await self.box.lock(study)
         status = await self.box.guard_status(study)
         epoch = (status.fenced_epoch or 0) + 1

@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 
 from optimizer.box.box import Box
+from optimizer.core.closing import what_runs
+from optimizer.core.state import Server, State, apply
 from optimizer.errors import AnotherWriter, JournalCorrupt, JournalError
 from optimizer.knowledge.library import Library
+from optimizer.model.entry import GENESIS, Entry, EntryKind
+from optimizer.model.outcome import Done
+from optimizer.model.settings import Settings
+from optimizer.model.step import Secure
 from optimizer.model.study import HostSpec, StudySpec
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
+from optimizer.report.prose import sentence
 from optimizer.runner.execute import LiveExecutor
 from optimizer.wiring.leaving import tell_of_boxes
 from tests.unit.box.conftest import alive, box, home, make_box, until
@@ -61,3 +68,21 @@ async def test_nothing_is_said_of_a_box_without_a_guard(executor: LiveExecutor) 
     error = JournalCorrupt("Gone.", why="Why.", hint="Put it back.")
     await tell_of_boxes(error, [executor])
     assert error.parts == ("Gone.", "Why.", "Put it back.")
+
+
+async def test_a_server_that_was_to_be_left_is_gone_where_the_guard_was_quicker(box: Box, executor: LiveExecutor) -> None:
+    """`--finish leave`, nobody drives the study for too long, then it is stopped: the box is given back, and no launch is said to run."""
+    guard = await guarded(box)
+    launched = await box.launch("s1", "1", ["sleep", "600"])
+    await box.fire("s1")
+    await until(lambda: not alive(guard) and not alive(launched.pid), 60)
+    step = Secure(key="2", op="disarm", keep="1")
+    outcome = (await executor.execute(step)).outcome
+    assert isinstance(outcome, Done) and outcome.body == {"armed": False, "guard_restored": True}, outcome
+    assert await box.holder() is None and not await box.left_by("s1")
+    server = Server(key="1", settings=Settings(), purpose="candidate", port=1, served_name=None)
+    state = State(spec=executor.spec, server=server, original_found=True, armed=True, open=step, seq=1)
+    body = {"step": "secure", "outcome": outcome.model_dump(mode="json")}
+    entry = Entry(seq=2, at_utc="", epoch=1, kind=EntryKind.OUTCOME, key="2", cause=None, body=body, prev=GENESIS, hash=GENESIS)
+    assert what_runs(apply(state, entry)) == "The original server runs on gpu3."
+    assert sentence(entry).startswith("The guard had fired: it took our server down and brought back what was there before.")
