@@ -20,7 +20,8 @@ from optimizer.cli.completing import box_names, engine_names, study_names
 @click.pass_context
 def stop(ctx: click.Context, study: str, as_json: bool) -> None:
     """End a study now: its coordinator closes it and puts the box into its end state."""
-    from optimizer.wiring import ask_stop, has_ended, holder_of, result_of, resume_study
+    from optimizer.core.closing import PLAIN_ENDINGS, what_runs
+    from optimizer.wiring import EXIT_OF_ENDING, ask_stop, has_ended, holder_of, result_of, resume_study
 
     roots = roots_of(ctx)
     place = roots.study(study)
@@ -45,11 +46,14 @@ def stop(ctx: click.Context, study: str, as_json: bool) -> None:
             (folder / "stop").unlink(missing_ok=True)
         message = {**result_of(state, plan_), "asked": False}
         left = f" If its box is not as it was: optimize restore --host {state.spec.host.name}" if state.spec and message["ending"] == "needs_operator" else ""
-        text = f"Study {study} had ended before: {message['ending']}. Nothing was done.{left}" if ended else f"Study {study} is closed: {message['ending']}."
+        ending = PLAIN_ENDINGS[str(message["ending"])]
+        stands = message["reason"] if message["ending"] == "needs_operator" else what_runs(state)
+        text = f"Study {study} had ended before: {ending}. Nothing was done.{left}" if ended else f"Study {study} is closed: {ending}. {stands}"
     if wants_json(ctx, as_json):
         print_json(message)
     else:
         say(text)
+    sys.exit(EXIT_OF_ENDING["needs_operator"] if not ended and message.get("ending") == "needs_operator" else 0)
 
 
 def note(text: str) -> None:

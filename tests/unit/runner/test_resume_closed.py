@@ -44,7 +44,7 @@ def test_who_has_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests/histories/h200-7b-eager/journal.db", tmp_path / "s/journal.db")
     (tmp_path / "s/report.md").write_text("there already", encoding="utf-8")
     before = (tmp_path / "s/journal.db").read_bytes()
-    for command, said in (("resume", "Target met."), ("stop", "Study s had ended before: met. Nothing was done.")):
+    for command, said in (("resume", "Target met."), ("stop", "Study s had ended before: target met. Nothing was done.")):
         done = CliRunner().invoke(main, ["--runs", str(tmp_path), command, "s"])
         assert done.exit_code == 0 and said in done.output and "Closing" not in done.output, done.output
     assert (tmp_path / "s/journal.db").read_bytes() == before and (tmp_path / "s/report.md").read_text(encoding="utf-8") == "there already"
