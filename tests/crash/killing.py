@@ -28,6 +28,10 @@ def finished(box: FastBox, study: str, decision: tuple[str, list[object]] = MET)
     assert done.decision == decision, done.err
     box.assert_clean()
     check_ledger(box, study)
+    told = entries(box.runs / study)  # each intent at most once, and its outcome after it: the store has looked
+    assert told[-1].kind == "closed"
+    settled = {entry.key for entry in told if entry.kind == "outcome" and entry.body["outcome"]["status"] != "unknown"}
+    assert settled == {entry.key for entry in told if entry.kind == "intent"}, "an intent without its outcome"
     again = box("replay", study, "--verify", "--json")
     assert again.json["identical"], again.out
     for name in ("report.md", "launch.sh", "env.sh"):
