@@ -50,6 +50,7 @@ from optimizer.runner.checking import Bench, check
 from optimizer.runner.collecting import launch_log
 from optimizer.runner.context import Served, Session, Worker
 from optimizer.runner.deployment import ROUTER_READY
+from optimizer.runner.killed import KILLED_BY, Kills, sent
 from optimizer.runner.measure import measure, members_before, pool_against_before
 from optimizer.runner.survey import launch_json, survey
 
@@ -76,6 +77,7 @@ class LiveExecutor:
         self._disk_full = 0  # launches in a row that failed for want of room
         self._heart: asyncio.Task[None] | None = None
         self._hurried = False
+        self._kills = Kills(box)
         self._begun_before: set[str] = set()  # launches that a process before this one started, nobody here knows when
         self._rejoin_epoch: int | None = None  # a box that a dead predecessor secured, not yet ours again
 
@@ -91,6 +93,8 @@ class LiveExecutor:
                     self.session.launches[step.key] = step
                     self._begun_before.add(step.key)
                 measured = step if isinstance(step, Measure) else None
+            elif entry.kind == EntryKind.OUTCOME and KILLED_BY in entry.body["outcome"].get("body", {}):
+                self._kills.excused.update([one.settings.digest for one in self.session.launches.values()][-1:])
             elif entry.kind == EntryKind.OUTCOME and entry.body["outcome"]["status"] == "done":
                 body = entry.body["outcome"]["body"]
                 if entry.body["step"] == "observe":
@@ -168,6 +172,8 @@ class LiveExecutor:
             effect = Effect(Failed(cause="guard_fired", message=fired.message))
         except (BoxError, EngineError) as error:
             effect = Effect(Failed(cause="refused_by_box", message=str(error), retryable=error.retryable))
+        if isinstance(effect.outcome, Failed) and isinstance(step, AwaitReady | Measure) and (launch := self.session.launches.get(step.launch)):
+            effect = Effect(await self._kills.judged(effect.outcome, launch.key, launch.settings.digest), effect.blobs)
         took = self._server_seconds(effect.outcome, time.monotonic() - began)
         outcome: Outcome = effect.outcome.model_copy(update={"duration_s": took})
         return Effect(outcome, effect.blobs)
@@ -356,6 +362,7 @@ class LiveExecutor:
         command = self.command_of(step)
         argv, env = with_secrets(command.argv, {**context.launch.env, **command.env}, os.environ)
         port, members = self._port(step), self.commands_of(step)
+        await self._kills.begin(step.key)
         try:
             if members:
                 launched = await self.box.launch_deployment(study, step.key, self._members(members), keep_log=step.purpose == "final")
@@ -557,7 +564,9 @@ class LiveExecutor:
             self._no_room(message or "A server found no room on the disk.")
         where = "" if not line else f" (line {line} of its log)" if len(log) <= END_BYTES else f" (line {line} of the last MiB of its log)"
         infrastructure = cause in ("port_busy", "disk_full")
-        return Failed(cause=cause or fallback, message=(message or f"The server ended with code {code}.") + where, retryable=infrastructure)
+        number = None if line or infrastructure else sent(code, signal)
+        return Failed(cause=cause or fallback, message=(message or f"The server ended with code {code}.") + where, retryable=infrastructure,
+                      body={KILLED_BY: number} if number else {})  # fmt: skip
 
 
 def with_secrets(

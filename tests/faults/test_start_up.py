@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -194,6 +195,8 @@ async def test_the_kernel_kills_it_for_memory(study: Study) -> None:
         group = study.home / "no such group"
     try:
         outcome = failed(await study.ready(await study.launch("eats", GROUP=str(group))), "oom_load", "out-of-memory killer")
+        if outcome.retryable:  # no limit could be set, and nothing was killed by the kernel: seen twice, it counts
+            outcome = failed(await study.ready(await study.launch("eats", GROUP=str(group))), "oom_load", "out-of-memory killer")
         assert outcome.cause in INFEASIBLE and not outcome.retryable
     finally:
         for _ in range(50):
@@ -202,6 +205,20 @@ async def test_the_kernel_kills_it_for_memory(study: Study) -> None:
             if not group.exists():
                 break
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.fault("F17")
+async def test_somebody_kills_it(study: Study) -> None:
+    """Not the kernel for want of memory: the same settings are launched once more, and only then given up."""
+    settings = Settings(values={"max_running_requests": 3})
+    for again in (False, True):
+        launch = await study.launch("hangs", settings)
+        ready = asyncio.create_task(study.ready(launch))
+        os.kill((await study.box.state(SPEC.study, launch.key)).pid, signal.SIGKILL)
+        outcome = await ready
+        assert isinstance(outcome, Failed) and outcome.cause in ("crashed", "oom_load") and "Killed by signal 9" in outcome.message, outcome
+        assert outcome.retryable is not again, outcome
+        assert ("launched once more before they are judged" in outcome.message) is not again
 
 
 @pytest.mark.fault("F24")
