@@ -3,6 +3,7 @@ about the record itself."""
 
 from typing import Any, Literal
 
+from optimizer.box.plain.procfs import overlaps
 from optimizer.errors import BoxBusy, BoxError
 from optimizer.model.base import FiniteFloat, Frozen
 
@@ -170,6 +171,9 @@ class Launched(LaunchState):
     launched: bool
 
 
+ASKED = "127.0.0.1"  # where load and questions go, on the box itself
+
+
 class Listener(Frozen):
     port: int
     address: str
@@ -186,12 +190,15 @@ class Listeners(Frozen):
     @property
     def only_ours(self) -> bool:
         """Exactly one listening socket, and it is ours: the proof of identity. (A server that listens on IPv4 and IPv6
-        has one socket for each; two on the same address mean that the kernel splits the traffic.)"""
-        addresses = [one.address for one in self.listeners]
+        has one socket for each; two on the same address mean that the kernel splits the traffic. Somebody's service at an address
+        where neither ours listens nor we ask is none of our business.)"""
+        asked = [ASKED, *(one.address for one in self.listeners if one.ours)]
+        met = [one for one in self.listeners if any(overlaps(one.address, address) for address in asked)]
+        addresses = [one.address for one in met]
         return (
             bool(addresses)
             and len(set(addresses)) == len(addresses)
-            and all(one.ours for one in self.listeners)
+            and all(one.ours for one in met)
             and (len(addresses) == 1 or len({":" in address for address in addresses}) == len(addresses))
         )
 

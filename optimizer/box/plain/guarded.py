@@ -53,6 +53,21 @@ def running_already(record: dict[str, Any]) -> procfs.Process | None:
     return processes[min(tops)] if tops else None
 
 
+def takers(port: int, records: list[dict[str, Any]]) -> list[procfs.Listener]:
+    """Who listens on a port where a recorded server is to listen again, or anybody who does where none of them did. A service on the same
+    number at another address, and one that was there beside the server, take nothing from it."""
+    addresses = {address for record in records for address in (record.get("addresses") or {}).get(str(port), ())}
+    beside = {inode for record in records for inode in record.get("beside") or ()}
+    return [one for one in procfs.listeners(port) if not addresses
+            or (one.inode not in beside and any(procfs.overlaps(one.address, address) for address in addresses))]  # fmt: skip
+
+
+def recorded(folder: Folder, study: str) -> list[dict[str, Any]]:
+    """What the study's record on the disk says of each process of the original server; nothing where there was none."""
+    record = store.read_record(os.path.join(folder.study(study), "original.json"))
+    return [*(record.get("before") or []), record] if record else []
+
+
 def _serving(ports: set[int]) -> set[int]:
     """Processes that listen on one of these ports."""
     inodes = {one.inode for one in procfs.listeners() if one.port in ports}
@@ -67,12 +82,12 @@ def refuse_restarted(folder: Folder, study: str) -> None:
     """Raises Refused("restarted") when the original's command line runs again although neither we nor its owner's own supervisor that
     we tell has started it: a loop around it, say. A launch beside it would be measured in its company, or find no memory."""
     home = folder.study(study)
-    record = store.read_record(os.path.join(home, "original.json"))
+    parts = recorded(folder, study)
     guard = guard_identity(folder, study)
     fenced = store.read_record(os.path.join(home, "fenced.json"))
-    if record is None or guard is None or (fenced is not None and int(fenced["epoch"]) >= int(guard["epoch"])):
+    if not parts or guard is None or (fenced is not None and int(fenced["epoch"]) >= int(guard["epoch"])):
         return  # nothing to compare with, or the guard is just bringing it back
-    for part in [*(record.get("before") or []), record]:
+    for part in parts:
         one = running_already(part)
         if one is None or (one.pid, one.start_time) == (part["pid"], part["start_time"]) or procfs.launch_id(one.pid, folder.root):
             continue

@@ -139,7 +139,7 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
         members = request.get("members") or []
         starts = [_start_of(one, folder, study, identifier) for one in members or [request]]
         for port in request["ports"]:
-            refuse_taken(int(port))
+            refuse_taken(int(port), guarded.recorded(folder, study))
         log = folder.kept_log(study) if request.get("keep_log") else os.path.join(claim, "server.log")
         folder.make(os.path.dirname(claim))
         try:
@@ -186,8 +186,9 @@ def open_log(folder: Folder, path: str) -> int:
         raise store.unwritable(path, error)
 
 
-def refuse_taken(port: int) -> None:
-    sockets = procfs.listeners(port)
+def refuse_taken(port: int, originals: list[dict[str, Any]]) -> None:
+    """Refuses a port that somebody holds. ``originals``: records of the servers that were here, which may have had company on theirs."""
+    sockets = guarded.takers(port, originals)
     if sockets:
         owners = procfs.socket_owners({one.inode for one in sockets})
         pids = sorted({pid for held in owners.values() for pid in held})

@@ -39,12 +39,15 @@ def _record(wanted: dict[str, Any], root: str) -> dict[str, Any]:
                       "(systemctl stop, docker stop) and describe it with --launch instead." % (pid, supervisor))  # fmt: skip
     processes = procfs.table()
     members = procfs.descendants([pid], processes) | {pid}
-    sockets = {one.inode: one.port for one in procfs.listeners()}
+    seen = procfs.listeners()
+    sockets = {one.inode: one.port for one in seen}
     owners = procfs.socket_owners(set(sockets))
-    family = {sockets[inode] for inode, pids in owners.items() if set(pids) & members}
+    theirs = {inode for inode, pids in owners.items() if set(pids) & members}
+    family = {sockets[inode] for inode in theirs}
     own = {sockets[inode] for inode, pids in owners.items() if pid in pids}
     shown = guarded.shown_of(pid)
     words = list(wanted.get("argv") or shown)
+    ports = sorted(serving_ports(words, own, family, _drawn_ports()))
     return {
         "pid": pid,
         "start_time": start_time,
@@ -55,7 +58,9 @@ def _record(wanted: dict[str, Any], root: str) -> dict[str, Any]:
         "silent": procfs.link("/proc/%d/fd/1" % pid) == b"/dev/null",
         "identity": {"uid": uid, "gid": gid, "groups": groups},
         "around": spawn.surroundings(pid),
-        "ports": sorted(serving_ports(words, own, family, _drawn_ports())),
+        "ports": ports,
+        "addresses": {str(port): sorted({one.address for one in seen if one.port == port and one.inode in theirs}) for port in ports},
+        "beside": sorted(one.inode for one in seen if one.port in ports and one.inode not in theirs),
         "launch_id": procfs.launch_id(pid, root),
         "control": control,
         "shown": shown if words != shown else None,
@@ -236,7 +241,7 @@ def start_original(request: dict[str, Any]) -> dict[str, Any]:
         if running is not None:
             return {"pid": running.pid, "start_time": running.start_time, "started": False, "log": None, "ports": record["ports"]}
         for port in record["ports"]:
-            launch.refuse_taken(int(port))
+            launch.refuse_taken(int(port), [record])
         if control:
             pid, start_time = supervised.start(control)
             return {"pid": pid, "start_time": start_time, "started": True, "log": None, "ports": record["ports"]}

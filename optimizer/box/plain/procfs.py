@@ -282,6 +282,25 @@ def listeners(port: int | None = None) -> list[Listener]:
     return found
 
 
+_EVERYWHERE = ("0.0.0.0", "0:0:0:0:0:0:0:0")
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether two listeners on one port number would get in each other's way: at the same address, or one of them at all addresses (that
+    of IPv6 takes IPv4's too, unless it is told not to). Nobody is in the way of a service on another address of the machine."""
+    one, other = (_plain_v4(address) for address in (one, other))
+    return one == other or any(a == _EVERYWHERE[1] or (a == _EVERYWHERE[0] and (":" not in b or b == _EVERYWHERE[1]))
+                               for a, b in ((one, other), (other, one)))  # fmt: skip
+
+
+def _plain_v4(address: str) -> str:
+    """An IPv4 address that is written as one of IPv6, as IPv4's."""
+    if not address.startswith("0:0:0:0:0:ffff:"):
+        return address
+    high, low = (int(group, 16) for group in address.split(":")[-2:])
+    return "%d.%d.%d.%d" % (high >> 8, high & 255, low >> 8, low & 255)
+
+
 def socket_owners(inodes: set[int]) -> dict[int, list[int]]:
     """inode -> pids that hold this socket open. A socket of another user's process has no visible owner."""
     owners: dict[int, list[int]] = {}

@@ -260,11 +260,12 @@ def _settle_gpu(wait_s: float) -> None:
 
 
 def _refuse_restarted(ports: list[int], folder: Folder, study: str) -> None:
+    originals = guarded.recorded(folder, study)
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
         guarded.refuse_restarted(folder, study)
         for port in ports:
-            if procfs.listeners(port):
+            if guarded.takers(port, originals):
                 raise Refused("restarted", "The original server was stopped, and something on the box started a server on port "
                               "%d again at once. Stop it through its supervisor, then try again." % port)  # fmt: skip
         time.sleep(0.2)

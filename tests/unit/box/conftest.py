@@ -124,7 +124,7 @@ async def spawn(tmp_path: Path) -> AsyncIterator[Callable[..., subprocess.Popen[
 
     def start(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
         environment = {**(os.environ if options.get("env") is None else options["env"]), "SPAWNED_IN": str(tmp_path)}
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, **{**options, "env": environment})
+        process = subprocess.Popen(argv, **{"stdin": subprocess.DEVNULL, **options, "env": environment})
         started.append(process)
         return process
 

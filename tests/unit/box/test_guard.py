@@ -185,6 +185,54 @@ async def test_restore_while_the_original_still_runs_changes_nothing(box: Box, o
     assert restored.pid == seen.pid and alive(seen.pid) and len(original.reports()) == 1
 
 
+PROXY = """import socket, sys
+one = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+one.bind((sys.argv[1], int(sys.argv[2])))
+one.listen()
+print("up", flush=True)
+sys.stdin.read()"""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2", "::1"])
+async def test_a_service_on_the_same_port_of_another_address_is_in_nobodys_way(box: Box, original: Original, spawn: Callable, address: str) -> None:
+    """A proxy on the public address, say: it was there before, and it may be started again at any time."""
+
+    def proxy() -> subprocess.Popen[bytes]:
+        one: subprocess.Popen[bytes] = spawn([sys.executable, "-c", PROXY, address, str(original.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert one.stdout is not None
+        if one.stdout.readline() != b"up\n":
+            pytest.skip(f"{address} is no address here")
+        return one
+
+    before = proxy()
+    seen = await original.find(box)
+    await box.secure("s1", seen, **QUICK)
+    await box.stop_original("s1", seen, term_s=2)
+    before.kill()
+    before.wait()
+    proxy()
+    launched = await box.launch("s1", "1", seen.argv, port=original.port, base="guard")
+    await said(box, "s1", "1")
+    assert (await box.listeners(original.port, "s1:1")).only_ours
+    restored = await box.restore_original("s1", timeout_s=30)
+    assert restored.pid == original.reports()[-1]["pid"] != seen.pid and not alive(launched.pid)
+
+
+async def test_a_service_at_the_originals_own_address_is_in_its_way(box: Box, original: Original, server: Server, spawn: Callable) -> None:
+    seen = await original.find(box)
+    await box.secure("s1", seen, **QUICK)
+    await box.stop_original("s1", seen, term_s=2)
+    taker = spawn(server(original.port))
+    while await box.port_free(original.port):
+        await asyncio.sleep(0.02)
+    with pytest.raises(NeedsOperator, match=f"{original.port} on the box is taken by process {taker.pid}"):
+        await box.restore_original("s1", timeout_s=30)
+    taker.kill()
+    taker.wait()
+    assert (await box.restore_original("s1", timeout_s=30)).pid != seen.pid
+
+
 async def test_an_original_that_wrote_to_a_pipe_writes_to_the_kept_log(
     box: Box, home: Path, server: Server, free_port: int, spawn: Callable
 ) -> None:

@@ -88,3 +88,25 @@ def test_one_socket_for_each_family_is_one_server() -> None:
     assert not only_ours(listener("0.0.0.0"), listener("0.0.0.0"))
     assert not only_ours(listener("0.0.0.0"), listener("127.0.0.1"))
     assert not only_ours(listener("0.0.0.0"), listener("0:0:0:0:0:0:0:0", ours=False))
+    # A proxy of somebody's on another address of the machine is no company; one where we ask is.
+    assert only_ours(listener("127.0.0.1"), listener("192.0.2.7", ours=False), listener("0:0:0:0:0:0:0:1", ours=False))
+    assert not only_ours(listener("192.0.2.7"), listener("127.0.0.1", ours=False))
+    assert not only_ours(listener("192.0.2.7", ours=False))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "met"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("127.0.0.1", "0.0.0.0", True),
+        ("127.0.0.1", "0:0:0:0:0:0:0:0", True),
+        ("127.0.0.1", "0:0:0:0:0:0:0:1", False),
+        ("127.0.0.1", "0:0:0:0:0:ffff:7f00:1", True),
+        ("0.0.0.0", "0:0:0:0:0:0:0:1", False),
+        ("0.0.0.0", "0:0:0:0:0:0:0:0", True),
+        ("0:0:0:0:0:0:0:1", "0:0:0:0:0:0:0:0", True),
+    ],
+)
+def test_listeners_on_one_port_number_meet_where_their_addresses_do(one: str, other: str, met: bool) -> None:
+    assert procfs.overlaps(one, other) is met and procfs.overlaps(other, one) is met
