@@ -366,6 +366,8 @@ def _done(state: State, step: Step, outcome: Done, entry: Entry) -> State:
             return replace(state, armed=True)
         case Secure():
             state = replace(state, armed=False, disarmed=True)
+            if body.get("original_restarted"):
+                return replace(state, original_running=True)
             return replace(state, server=None, original_running=state.original_found) if body.get("guard_restored") else state
         case Launch():
             return state

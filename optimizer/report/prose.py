@@ -171,6 +171,8 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
         case "secure":
             if body.get("guard_restored"):
                 return "The guard had fired: it took our server down and brought back what was there before. Nothing of ours is left."
+            if body.get("original_restarted"):
+                return f"The original server had ended by itself; it runs again (process {body['original_restarted']}). Nothing of ours is left."
             return "The box is locked and the guard watches." if body.get("armed") else "The box is as it should be; nothing of ours is left."
     return f"{step} done."
 

@@ -285,13 +285,14 @@ class LiveExecutor:
             if step.keep is None:
                 # A load generator whose link broke may not have noticed yet, and a lost launch may have come up late.
                 await self.box.sweep(study)
+            revived = await self._revived() if step.keep is None else {}
             fired = (await self.box.disarm(study)).fired
             if step.keep is not None and fired is not None and not fired.done:
                 raise GuardFired(f"The guard on the box fired, and could not restore it: {fired.message}")
             kept = step.keep is not None and fired is None  # what was to go on is gone where the guard was quicker
             await self.box.cleanup(study, leave_running=kept)
             await self.box.unlock(study)
-            return Effect(Done(body={"armed": False, **({"guard_restored": True} if step.keep is not None and not kept else {})}))
+            return Effect(Done(body={"armed": False, **revived, **({"guard_restored": True} if step.keep is not None and not kept else {})}))
         await self.box.lock(study)
         status = await self.box.guard_status(study)
         epoch = (status.fenced_epoch or 0) + 1
@@ -518,7 +519,29 @@ class LiveExecutor:
         served = self._served(step.launch)
         if step.launch == ORIGINAL and self.box.api_key is None:  # a resumed process did not see its survey
             await self.box.learn_key(served.port, served.leading.port)
-        return await measure(self.box, self.spec, self.session, self.adapter, step, served=served, progress=self.progress, classify=self._exit_of)
+        effect = await measure(self.box, self.spec, self.session, self.adapter, step, served=served, progress=self.progress, classify=self._exit_of)
+        if step.launch == ORIGINAL and (why := await self._why_gone()):
+            self.box_unfit(f"{why} It is started again as it ran before; look at why it ended before you measure it again.")
+            return Effect(Failed(cause="original_gone", message=why), effect.blobs)
+        return effect
+
+    async def _why_gone(self) -> str:
+        """What became of the original where a process of it has ended while nobody of us has stopped it; else nothing."""
+        original = self.session.known.original
+        for one in original.processes if original is not None else ():
+            if not await self.box.lives(one.pid, one.start_time):
+                log = (await self.box.read_file(one.logs[0], -END_BYTES)).data if one.logs else b""
+                _, message, line = exit_class(log, None)
+                return f"The original server (process {one.pid}) ended while it was measured{f': {message}' if line else '.'}"
+        return ""
+
+    async def _revived(self) -> dict[str, Any]:
+        """Before the guard that holds the original goes: one that nobody of us has stopped and that ended all the same is brought back."""
+        status = await self.box.guard_status(self.spec.study)
+        held = status.guard.original if status.guard is not None and status.fired is None else None
+        if held is None or all([await self.box.lives(one.pid, one.start_time) for one in (*held.before, held)]):
+            return {}
+        return {"original_restarted": (await self.box.restore_original(self.spec.study)).pid}
 
     async def _stop(self, step: Stop) -> Effect:
         context = self.session.known
