@@ -92,20 +92,46 @@ class Guard:
         """What may be read of a recorded server by everybody: nothing that could hold a credential."""
         return {name: record.get(name) for name in ("pid", "start_time", "ports", "control", "identity")}
 
-    def watch(self):
-        """Until told otherwise. Silence is counted on the monotonic clock, which stands still while the box sleeps."""
+    def gone(self):
+        """Whether somebody has removed the folder that the coordinator is heard and answered through. A home that does not answer at
+        the moment is not gone."""
+        try:
+            os.stat(self.path("guard.json"))
+        except FileNotFoundError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def introduce(self):
+        """Writes down who watches: whoever brings the original back reads it."""
         original = self.config["original"]
         public = self.public(original) if original else None
-        crash_point("begun")
         if public is not None:
             public["before"] = [dict(self.public(one), around=one["around"]) for one in original.get("before") or []]
         self.write("guard.json", {
             "pid": self.identity[0], "start_time": self.identity[1], "boot_id": self.config["boot_id"],
             "epoch": self.config["epoch"], "minutes": self.config["limit_s"] / 60, "original": public,
         })  # fmt: skip
+
+    def watch(self):
+        """Until told otherwise. Silence is counted on the monotonic clock, which stands still while the box sleeps."""
+        crash_point("begun")
+        self.introduce()
         crash_point("recorded")
-        last, heard, tries = None, time.monotonic(), 0
+        last, heard, tries, missed = None, time.monotonic(), 0, 0
         while True:
+            missed = missed + 1 if self.gone() else 0
+            if missed > 1:  # nobody can be heard any more, and all that brings the original back is in this memory
+                try:
+                    os.makedirs(self.home, mode=0o700, exist_ok=True)
+                    self.introduce()
+                except OSError as error:
+                    self.say("the folder is gone and cannot be made: %s" % error)
+                else:
+                    tries += 1
+                    if self.fire("lost", tries):
+                        return
             order = (self.read("order.json") or {}).get("order")
             if order == "disarm":
                 crash_point("disarm.read")

@@ -247,7 +247,7 @@ class GuardInfo(Frozen):
 class GuardFiring(Frozen):
     """What the guard did. ``restored`` is None when there was nothing to restore. ``tries``: how often it has, until it succeeded."""
 
-    reason: Literal["silent", "asked"]
+    reason: Literal["silent", "asked", "lost"]
     epoch: int
     clean: bool
     restored: bool | None

@@ -4,6 +4,7 @@ it ever touched the coordinator or a disk."""
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -270,6 +271,23 @@ async def test_with_a_dead_guard_what_needs_no_secret_comes_back(
         assert (await box.restore_original("s1")).pid == restored.pid
     finally:
         os.kill(restored.pid, signal.SIGKILL)
+
+
+async def test_a_guard_whose_folder_is_removed_brings_the_original_back_at_once(box: Box, home: Path, original: Original) -> None:
+    """A cleaner of homes, or `rm -rf ~/.optimizer`: what is needed is in the guard's memory, and nobody can reach it any more."""
+    seen = await original.find(box)
+    guard = await box.secure("s1", seen, **QUICK)  # a lease of many minutes
+    await box.stop_original("s1", seen, term_s=2)
+    launched = await box.launch("s1", "1", seen.argv, port=original.port, base="guard")
+    await said(box, "s1", "1")
+    shutil.rmtree(home / ".optimizer")
+    await until(lambda: not alive(guard.pid), 60)
+    assert not alive(launched.pid) and len(original.reports()) == 2
+    fired = (await box.guard_status("s1")).fired
+    assert fired is not None and (fired.reason, fired.restored, fired.pid) == ("lost", True, original.reports()[-1]["pid"])
+    with pytest.raises(GuardFired):
+        await box.launch("s1", "2", seen.argv, port=original.port)
+    assert canaries(home) == []
 
 
 @pytest.mark.fault("G3", "H43")
