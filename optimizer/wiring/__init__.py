@@ -399,7 +399,7 @@ async def resume_study(
         entries = journal.read()
         state = fold(entries)
         if state.spec is None:
-            raise JournalError(f"Study {name} was never opened completely.", why="It holds nothing to go on from, and nothing was changed on the box.", hint="Start a new one.")
+            raise JournalError(f"Study {name} was never opened completely.", why="It holds nothing to go on from, and nothing was changed on the box.", hint="Start it again, under this name or another.")
         if state.closed is not None:  # meanwhile, by another
             return state, plan_of(pinned_library(journal, entries)), folder
         if state.spec.boxes:
@@ -442,7 +442,7 @@ async def _drive(journal: Journal, executor: LiveExecutor, plan: Plan, folder: P
     stop.asked_by = lambda: STOPPED if stop_file.exists() else ""
     try:
         state = await held(journal, drive(journal, executor, plan, stop=stop, watch=_stoppable(stop, stop_file, watch)), stop)
-    except JournalError as error:
+    except Exception as error:
         await tell_of_boxes(error, [executor])
         raise
     finally:

@@ -12,7 +12,7 @@ from optimizer import log, wiring
 from optimizer.box.box import Box
 from optimizer.core.plan import Plan
 from optimizer.core.state import State
-from optimizer.errors import Interrupted, JournalError, OptimizerError, UsageError
+from optimizer.errors import Interrupted, OptimizerError, UsageError
 from optimizer.journal import Journal
 from optimizer.knowledge.library import Library
 from optimizer.model.entry import Entry
@@ -173,7 +173,7 @@ async def _drive(journal: Journal, executors: dict[str, Executor], plan: Plan, f
     stop.asked_by = lambda: wiring.STOPPED if stop_file.exists() else ""
     try:
         state = await held(journal, drive_boxes(journal, executors, plan, stop=stop, watch=wiring._stoppable(stop, stop_file, watch)), stop)
-    except JournalError as error:
+    except Exception as error:
         await tell_of_boxes(error, live.values())
         raise
     finally:

@@ -1,4 +1,4 @@
-"""A study that cannot be written down any more leaves its boxes in the middle of a launch: their guards bring the originals back, and
+"""A study that breaks off, as it cannot be written down any more or for a bug of ours, leaves its boxes in the middle of a launch: their guards bring the originals back, and
 whoever reads the error learns by when, and how to have it now."""
 
 from __future__ import annotations
@@ -6,17 +6,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from optimizer.errors import AnotherWriter, BoxError, JournalCorrupt, JournalError, StoreLost
+from optimizer.errors import AnotherWriter, BoxError, JournalCorrupt, JournalError, OptimizerError, StoreLost
 from optimizer.runner.execute import LiveExecutor
 
 
-async def tell_of_boxes(error: JournalError, executors: Iterable[LiveExecutor]) -> None:
+async def tell_of_boxes(error: Exception, executors: Iterable[LiveExecutor]) -> None:
     """Adds to ``error`` how each box stands that this process held. Where no process can go on with the study, as its journal is gone or
-    damaged, the guard is told to restore its box at once; a journal that only has no room is resumed, on the launch that runs. Nothing
-    is done to a box that another process may be driving by now."""
-    if isinstance(error, AnotherWriter | StoreLost):
+    damaged, or would break off again, the guard is told to restore its box at once; where only room is missing it is resumed, on the
+    launch that runs. Nothing is done to a box that another process may be driving by now, and nothing is added to an error that says it."""
+    if isinstance(error, AnotherWriter | StoreLost) or (isinstance(error, OptimizerError) and not isinstance(error, JournalError)):
         return
-    said = await asyncio.gather(*(_left(executor, isinstance(error, JournalCorrupt)) for executor in executors))
+    over = isinstance(error, JournalCorrupt) or not isinstance(error, JournalError | OSError)
+    said = await asyncio.gather(*(_left(executor, over) for executor in executors))
+    if not isinstance(error, JournalError):
+        if any(how for how, _ in said):
+            error.add_note(" ".join(text for told in said for text in told if text))
+        return
     matters, todo = error.parts[1:]
     error.why = " ".join([matters, *(how for how, _ in said if how)])
     error.hint = " ".join([todo, *(what for _, what in said if what)])

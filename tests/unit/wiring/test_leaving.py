@@ -64,6 +64,15 @@ async def test_a_study_that_can_go_on_keeps_its_launch(box: Box, executor: LiveE
     await box.disarm("s1")
 
 
+async def test_a_bug_of_ours_has_the_guard_act_at_once(box: Box, executor: LiveExecutor) -> None:
+    guard = await guarded(box)
+    error = ZeroDivisionError("oh")
+    await tell_of_boxes(error, [executor])
+    assert error.__notes__ == ["The guard on gpu3 was told to act: it takes our server down, by itself, which may take as long as a start. "
+                               "`optimize restore --host gpu3` says when it has."]  # fmt: skip
+    await until(lambda: not alive(guard), 60)
+
+
 async def test_nothing_is_said_of_a_box_without_a_guard(executor: LiveExecutor) -> None:
     error = JournalCorrupt("Gone.", why="Why.", hint="Put it back.")
     await tell_of_boxes(error, [executor])
