@@ -38,7 +38,8 @@ def ceiling(
     prefill = prefill_roof_ms(shape, hardware, situation)
     step = graphed_step_ms(roof.ms, used, collectives.best_ms if collectives else 0.0)
     depth, best = best_draft(shape, hardware, situation, batch, max(draft_tokens_allowed, situation.draft_tokens))
-    prefill_round = prefill_per_round_ms(prefill / EFFICIENCY, situation)
+    stands_still = situation.interruption_ms
+    prefill_round = prefill_per_round_ms(prefill / EFFICIENCY if stands_still is None else stands_still, situation)
     return Ceiling(
         concurrency=situation.intended,
         running=situation.running,

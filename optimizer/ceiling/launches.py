@@ -33,12 +33,13 @@ def launches_most_ms(shape: ModelShape, kernels_per_step: float | None = None, d
     Infinite where the count of launches is unknown."""
     if not shape.layers and kernels_per_step is None:
         return math.inf
-    kernels = kernels_per_step if kernels_per_step is not None else _kernels(shape)
+    kernels = kernels_per_step if kernels_per_step is not None else kernels_of_step(shape)
     passes = 1 + draft_tokens * max(shape.mtp_layers, 1) / max(shape.layers, 1)
     return kernels * passes * LAUNCH_US_MOST / 1e3
 
 
-def _kernels(shape: ModelShape) -> float:
+def kernels_of_step(shape: ModelShape) -> float:
+    """Launches of one pass over all layers; 0 where the layers are not known."""
     return float(KERNELS_PER_LAYER * shape.layers + KERNELS_PER_MIXTURE * shape.moe_layers)
 
 
@@ -48,7 +49,7 @@ def launches_note(shape: ModelShape, kernels_per_step: float | None = None) -> s
         return None
     least, most = (KERNELS_PER_LAYER * shape.layers + more * shape.moe_layers for more in KERNELS_PER_MIXTURE_RANGE)
     return (
-        f"launches of a step are counted from an engine's source, not measured: {_kernels(shape):.0f} ({least:.0f} to {most:.0f}); a trace "
+        f"launches of a step are counted from an engine's source, not measured: {kernels_of_step(shape):.0f} ({least:.0f} to {most:.0f}); a trace "
         "of ten decode steps would tell"
     )
 

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from optimizer.ceiling.bounds import prefill_per_round_ms
 from optimizer.ceiling.collectives import collectives_of_step
 from optimizer.ceiling.decode import decode_roof
 from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms, graphs_gain_range, launches_most_ms
+from optimizer.ceiling.pace import time_per_token
+from optimizer.ceiling.prefill import interruption
 from optimizer.ceiling.situation import situation_of
 from optimizer.ceiling.speculation import (
     MAX_DEPTH,
@@ -20,7 +23,7 @@ from optimizer.ceiling.speculation import (
     fitted_cost,
     prior_cost,
 )
-from optimizer.ceiling.waterfall import STEP_METRICS, bucket_share, observed_efficiency, waterfall
+from optimizer.ceiling.waterfall import bucket_share, observed_efficiency, waterfall
 from optimizer.model.ceiling import HardwareSpec, ModelShape, NoCeiling, Situation, Waterfall
 from optimizer.model.evidence import Evidence
 from optimizer.model.measurement import LoadPoint
@@ -52,7 +55,14 @@ class Inputs:
     @property
     def per_token_ms(self) -> float | None:
         """Time per accepted token of one sequence."""
-        return next((self.point.metrics[name] for name in STEP_METRICS if self.point.metrics.get(name, 0) > 0), None)
+        return time_per_token(self.shape, self.hardware, self.situation, self.point)
+
+    @property
+    def prompts_share(self) -> float:
+        """Share of a round in which decode stands still for prompts, 0 to 0.9; 0 where that is not considered."""
+        if self.situation.interruption_ms is None or not 0 < self.round_ms < math.inf:
+            return 0.0
+        return min(prefill_per_round_ms(self.situation.interruption_ms, self.situation) / self.round_ms, 0.9)
 
 
 def inputs_of(
@@ -65,11 +75,16 @@ def inputs_of(
     output_tokens: float,
     efficiency: float | None = None,
     draft_tokens_allowed: int = 0,
+    interrupted: bool = False,
 ) -> Inputs:
-    """Situation, waterfall and all, for one load point of one launch."""
+    """Situation, waterfall and all, for one load point of one launch. ``interrupted``: the load was steady, so that prompts
+    stop decode all the time, and that is told apart from decode."""
     situation = situation_of(
         evidence, concurrency=point.concurrency, prompt_tokens=prompt_tokens, output_tokens=output_tokens
     )
+    if interrupted and not isinstance(shape, NoCeiling) and not isinstance(hardware, NoCeiling):
+        stands_still, measured = interruption(shape, hardware, situation, evidence, point.metrics)
+        situation = situation.model_copy(update={"interruption_ms": stands_still, "interruption_measured": measured})
     found = waterfall(
         shape, hardware, situation, point, efficiency=efficiency, draft_tokens_allowed=draft_tokens_allowed
     )
@@ -207,14 +222,12 @@ def graphs_on(inputs: Inputs) -> Interval | None:
         round_cost = cost.ratio(inputs.situation.draft_tokens, batch) / accepted
     scale = inputs.situation.intended / batch
     most = launches_most_ms(inputs.shape, inputs.situation.kernels_per_step, inputs.situation.draft_tokens) / accepted
-    low, high = graphs_gain_range(
-        inputs.round_ms,
-        inputs.per_token_ms * scale,
-        roof * round_cost * scale,
-        inputs.efficiency,
-        (collectives.best_ms if collectives else 0.0) * scale,
-        most * scale,
-    )
+    rest = (roof * round_cost * scale, inputs.efficiency, (collectives.best_ms if collectives else 0.0) * scale, most * scale)
+    low, high = graphs_gain_range(inputs.round_ms, inputs.per_token_ms * scale, *rest)
+    if inputs.situation.interruption_ms is not None:
+        # Between launched steps what prompts stop cannot be measured; without any, all of the time per token is the step's.
+        whole = time_per_token(inputs.shape, inputs.hardware, inputs.situation.model_copy(update={"interruption_ms": None}), inputs.point)
+        high = max(high, graphs_gain_range(inputs.round_ms, (whole or inputs.per_token_ms) * scale, *rest)[1])
     return (low, max(high, low))
 
 
@@ -245,7 +258,8 @@ def drafts_on(inputs: Inputs) -> Interval | None:
     batch = max(inputs.situation.running, 1.0)
     plain = inputs.per_token_ms or _plain_step(inputs, inputs.shape, inputs.hardware, batch)
     cost = prior_cost(inputs.shape, inputs.hardware, inputs.situation, plain)
-    return _over_acceptance(cost, batch)
+    low, high = _over_acceptance(cost, batch)
+    return _of_round(inputs, low, high)
 
 
 def draft_depth(inputs: Inputs) -> Interval | None:
@@ -274,6 +288,7 @@ def draft_deeper(inputs: Inputs) -> Interval | None:
     deeper = min(depth + DEEPER_BY, MAX_DEPTH)
     low = found.speedup(deeper, running) / found.speedup(depth, running)
     high = found.acceptance.length(deeper) / found.acceptance.length(depth)
+    low, high = _of_round(inputs, low, high)
     return (low, high) if low * high > WORTH_A_LAUNCH**2 else None
 
 
@@ -312,6 +327,16 @@ def _over_acceptance(cost: RoundCost, batch: float) -> Interval:
         chain = Acceptance(tuple(rate ** (index + 1) for index in range(DRAFT_DEPTH)), rate)
         speeds.append(Speculation(chain, cost).speedup(DRAFT_DEPTH, batch))
     return (min(speeds), max(speeds))
+
+
+def _of_round(inputs: Inputs, low: float, high: float) -> Interval:
+    """The ratio of output tokens/s where decode alone is ``low`` to ``high`` times as fast and prompts take what they took. An
+    estimate of what they take leaves the upper edge as it is: it is what a target is called out of reach by."""
+    share = inputs.prompts_share
+    if not share:
+        return (low, high)
+    slower = [1 / ((1 - share) / gain + share) for gain in (low, high)]
+    return (min(slower[0], low), slower[1] if inputs.situation.interruption_measured else high)
 
 
 def _best_depth(inputs: Inputs) -> int:

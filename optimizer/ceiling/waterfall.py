@@ -11,6 +11,7 @@ from optimizer.ceiling.bounds import ceiling, draft_round_roof_ms, impossible, p
 from optimizer.ceiling.collectives import Collectives, collectives_of_step
 from optimizer.ceiling.decode import decode_roof
 from optimizer.ceiling.launches import PRIOR_EFFICIENCY, graphed_step_ms, launches_most_ms
+from optimizer.ceiling.pace import time_per_token
 from optimizer.ceiling.prefill import EFFICIENCY
 from optimizer.ceiling.speculation import prior_cost
 from optimizer.model.ceiling import Ceiling, HardwareSpec, ModelShape, NoCeiling, Situation, Slice, Waterfall
@@ -18,7 +19,6 @@ from optimizer.model.measurement import LoadPoint
 from optimizer.model.playbook import Bucket
 
 Basis = Literal["measured", "estimated"]
-STEP_METRICS = ("tpot_p50_ms", "tpot_mean_ms", "itl_p50_ms")
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,16 @@ def waterfall(
 def bucket_share(found: Waterfall, bucket: str) -> float | None:
     """Share of the round that curing ``bucket`` could win back; None where the waterfall sets no limit.
 
-    Host time that was not measured hides in *kernel*; drafts that are not used yet have no bucket to cap them."""
+    Host time that was not measured hides in *kernel*; drafts that are not used yet have no bucket to cap them. Where what prompts
+    stop was estimated, what is booked as *prefill* may be decode after all."""
+    guessed = found.share("prefill") if not found.prompts_measured and bucket in ("eager", "drafts", "kernel") else 0.0
     if bucket == "none" or (bucket == "drafts" and not found.speculating):
         return None
     if bucket == "host" and not found.host_measured:
         return found.share("kernel")
     if bucket == "collectives" and not found.collectives_measured:
         return found.share("collectives") + found.share("kernel")
-    return found.share(bucket)
+    return found.share(bucket) + guessed
 
 
 def observed_efficiency(found: Waterfall) -> float | None:
@@ -101,7 +103,7 @@ def _times(
 ) -> _Round:
     total = 1e3 * situation.intended / point.metrics["output_tokens_per_s"]
     scale = situation.intended / max(situation.running, 1.0)
-    per_token = next((point.metrics[name] for name in STEP_METRICS if point.metrics.get(name, 0) > 0), None)
+    per_token = time_per_token(shape, hardware, situation, point)
     used = efficiency or PRIOR_EFFICIENCY
     best_ms = collectives.best_ms if collectives else 0.0
     graphed = _graphed_round(shape, hardware, situation, float(situation.intended), used, best_ms)
@@ -136,13 +138,14 @@ def _losses(
 ) -> list[_Loss]:
     """What each bucket asks for, in order; ``_assemble`` grants no more than is there."""
     accepted, depth = situation.accept_len, situation.draft_tokens
-    step_basis: Basis = "measured" if times.step_known else "estimated"
+    told = situation.interruption_ms is None or situation.interruption_measured
+    prompts_basis: Basis = "measured" if times.step_known and told else "estimated"
     losses = [
         _Loss(
             "queue_cap", times.decode - times.step, situation.running_basis,
             f"{situation.running:.0f} of {situation.intended} sequences run: {situation.running_why}",
         ),
-        _Loss("prefill", times.total - times.decode, step_basis, "the part of a round that is not decode steps"),
+        _Loss("prefill", times.total - times.decode, prompts_basis, "the part of a round that is not decode steps"),
     ]  # fmt: skip
     off = situation.graph_off_share or 0.0
     if off > 0:
@@ -201,7 +204,8 @@ def _assemble(
         reached += loss.ms
         slices.append(_slice(loss.bucket, loss.ms, reached, situation, loss.basis, loss.why))
     by_bucket = {loss.bucket: loss.ms for loss in granted}
-    prefill_floor = prefill_per_round_ms(bounds.prefill_ms_per_request / EFFICIENCY, situation)
+    needed = bounds.prefill_ms_per_request / EFFICIENCY if situation.interruption_ms is None else situation.interruption_ms
+    prefill_floor = prefill_per_round_ms(needed, situation)
     winnable = math.fsum(by_bucket.get(bucket, 0.0) for bucket in ("queue_cap", "eager", "collectives"))
     winnable += max(by_bucket.get("prefill", 0.0) - prefill_floor, 0.0)
     winnable += by_bucket.get("host", 0.0)
@@ -217,6 +221,7 @@ def _assemble(
         speculating=situation.draft_tokens > 0,
         host_measured=situation.idle_gap_share is not None,
         collectives_measured=situation.allreduce_us is not None or situation.tp <= 1,
+        prompts_measured=situation.interruption_ms is None or situation.interruption_measured,
         notes=(*_notes(times, roof, granted, situation), *hidden.values()),
     )
 
@@ -257,6 +262,9 @@ def _notes(times: _Round, roof: float, granted: Sequence[_Loss], situation: Situ
             else "a profile of ten steps would measure it"
         )
         notes.append(f"{estimated / lost:.0%} of the loss is estimated, not measured; {cheapest}.")
+    if situation.interruption_ms is not None and situation.prompt_tokens > 0:
+        how = "measured" if situation.interruption_measured else "expected, not measured"
+        notes.append(f"Each prompt stops decode for {situation.interruption_ms:.1f} ms ({how}), {situation.intended} times while an answer is written.")
     if not times.step_known:
         notes.append("No time per token was measured, so prefill could not be told from decode.")
     return tuple(notes)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optimizer.ceiling.hardware import find_hardware
-from optimizer.ceiling.predict import Inputs, captured_efficiency, computed_ratio, inputs_of, speculation_of
+from optimizer.ceiling.predict import Inputs, captured_efficiency, computed_ratio, inputs_of, rounds_of, speculation_of
 from optimizer.ceiling.reach import out_of_reach as reach
 from optimizer.ceiling.shape import shape_from_config, shape_from_facts
 from optimizer.ceiling.waterfall import bucket_share as share_of
@@ -64,7 +64,7 @@ def _inputs_at(state: State, plan: Plan, evidence: Evidence, point: LoadPoint, e
     shape = shape_of(state, evidence)
     return inputs_of(
         evidence, shape, hardware_of(state, plan), point, prompt_tokens=prompt, output_tokens=float(state.spec.workload.output_tokens),
-        efficiency=efficiency, draft_tokens_allowed=_allowed_draft(shape),
+        efficiency=efficiency, draft_tokens_allowed=_allowed_draft(shape), interrupted=since.decides_by(state.spec, since.PROMPTS_TOLD_APART),
     )  # fmt: skip
 
 
@@ -98,7 +98,8 @@ def _levels_of(state: State, plan: Plan, arm: ArmState) -> tuple[Inputs, ...]:
         evidence = state.survey_evidence.merged(arm.evidence)
         shape, hardware, load = shape_of(state, evidence), hardware_of(state, plan), spec.workload
         return tuple(
-            inputs_of(evidence, shape, hardware, point, prompt_tokens=float(load.prompt_tokens), output_tokens=float(load.output_tokens))
+            inputs_of(evidence, shape, hardware, point, prompt_tokens=float(load.prompt_tokens), output_tokens=float(load.output_tokens),
+                      interrupted=since.decides_by(spec, since.PROMPTS_TOLD_APART))
             for point in arm.results[-1].points
         )
 
@@ -126,7 +127,9 @@ def ceiling_body(state: State, plan: Plan) -> dict[str, Any]:
     arm = state.base_arm
     if not arm.results:
         return {"unknown": "nothing was measured"}
-    levels = [_level(inputs_at(state, plan, arm, point)) for point in arm.results[-1].points]
+    found = [inputs_at(state, plan, arm, point) for point in arm.results[-1].points]
+    rounds = rounds_of(found) if since.decides_by(state.spec, since.PROMPTS_TOLD_APART) else None
+    levels = [_level(item, rounds) for item in found]
     return {**levels[0], "side": levels[1:]}
 
 
@@ -136,7 +139,7 @@ def is_revised(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return isinstance(was, int | float) and isinstance(found, int | float) and was > 0 and abs(found / was - 1) > REVISED_EFFICIENCY
 
 
-def _level(inputs: Inputs) -> dict[str, Any]:
+def _level(inputs: Inputs, rounds: Mapping[float, float] | None) -> dict[str, Any]:
     found = inputs.waterfall
     measured = inputs.point.metrics.get("output_tokens_per_s")
     if isinstance(found, NoCeiling):
@@ -153,8 +156,10 @@ def _level(inputs: Inputs) -> dict[str, Any]:
                  for part in found.slices if part.bucket != "ceiling"],
         "notes": [*found.notes, *found.ceiling.assumptions],
     }  # fmt: skip
-    speculation = speculation_of(inputs)
+    speculation = speculation_of(inputs, rounds)
     if speculation is not None:
+        if rounds:
+            body["drafts_measured_to"] = max(rounds)
         body["break_even_concurrency"] = speculation.break_even(inputs.situation.draft_tokens)
         body["best_draft_tokens"] = speculation.best_depth(inputs.situation.running)
     return body

@@ -22,6 +22,7 @@ SPACES_SEARCHED: Final = 5  # a cause that paid off goes on: a sampler is asked 
 LOSS_AS_TOLD: Final = 5  # what is out of reach names the largest loss as the last ceiling entry has it
 LABELS_SAID: Final = 5  # an observation in a ranking says which of several of its name it is
 SHARED_CREDIT: Final = 5  # of one launch with several causes each is credited with what the others leave open
+PROMPTS_TOLD_APART: Final = 6  # what prompts that stop decode take is told apart from decode, in ceilings, drafts and expectations
 
 
 def decides_by(spec: StudySpec | None, rule: int) -> bool:

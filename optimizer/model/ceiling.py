@@ -98,6 +98,8 @@ class Situation(Frozen):
     allreduce_us: FiniteFloat | None = None
     idle_gap_share: FiniteFloat | None = None
     kernels_per_step: FiniteFloat | None = None
+    interruption_ms: FiniteFloat | None = None  # decode of a replica stands still so long for each prompt; None: not considered
+    interruption_measured: bool = False
     overlap: bool | None = None  # whether the host prepares a step while the GPU computes the one before
 
     @property
@@ -148,6 +150,7 @@ class Waterfall(Frozen):
     speculating: bool = False
     host_measured: bool = False
     collectives_measured: bool = False
+    prompts_measured: bool = True  # False: how much of *prefill* stopped decode is an estimate
     notes: tuple[str, ...] = ()
 
     def share(self, bucket: str) -> float:

@@ -18,7 +18,7 @@ from optimizer.model.workload import Workload
 # of one launch with several causes each is credited with what the others leave open; what rules out an idea as too small for the target
 # leaves the weight of its measurement alone.
 # Each rule with its version: core/since.py.
-POLICY_VERSION = 5
+POLICY_VERSION = 6
 Sampler = Literal["gp", "tpe"]
 Policy = Literal["evidence", "tpe", "random"]
 Finish = Literal["best", "restore", "leave"]

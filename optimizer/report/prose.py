@@ -153,7 +153,7 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
             return f"Ready after {body.get('ready_s', 0):.0f} s; identity proven, {said}."
         case "measure":
             points = body["measurement"]["points"]
-            levels = "; ".join(_point(point) for point in points)
+            levels = "; ".join(_point(point) + (_not_valid(point) if index else "") for index, point in enumerate(points))
             invalid = [f"{item['code']}: {item['detail']}" for item in points[0].get("invalid", [])] if points else []
             early = next((str(note) for point in points[:1] for note in point.get("notes", ()) if str(note).startswith(STOPPED_EARLY)), "")
             stopped = f" {early[:1].upper()}{early[1:]}; its side loads were left out." if early else ""
@@ -175,6 +175,12 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
                 return f"The original server had ended by itself; it runs again (process {body['original_restarted']}). Nothing of ours is left."
             return "The box is locked and the guard watches." if body.get("armed") else "The box is as it should be; nothing of ours is left."
     return f"{step} done."
+
+
+def _not_valid(point: Mapping[str, Any]) -> str:
+    """Why a side level is no measurement to rely on; nothing where it is one. The target's own is said once, behind all levels."""
+    details = "; ".join(item["detail"] for item in point.get("invalid", ()))
+    return f" (not valid: {details})" if details else ""
 
 
 def _point(point: Mapping[str, Any]) -> str:
@@ -212,6 +218,8 @@ def _drafts(body: Mapping[str, Any]) -> str:
         return ""
     level = body.get("break_even_concurrency")
     pays = "pay at every load" if level is None else "never pay" if level < 1 else f"stop paying at about {level:.0f} concurrent requests"
+    if level is not None and 0 < body.get("drafts_measured_to", math.inf) < level:
+        pays += f", which is beyond the {body['drafts_measured_to']:.0f} that were measured,"
     return f" Drafts: {body['best_draft_tokens']} deep is best here; as they are they {pays} in decode (predicted)."
 
 

@@ -55,6 +55,8 @@ def both_levels(was: Mapping[str, Any], level: Mapping[str, Any]) -> tuple[tuple
     """Before and after at one load: tokens per second, both latencies, and the requests behind them. ``was``: empty where it was not measured."""
     def pair(name: str, absent: str) -> tuple[str, str]:
         told = [number(side[name]) if side.get(name) is not None else absent if side else "not measured" for side in (was, level)]
+        if name == "output_tokens_per_s":
+            told = [f"{text} (not valid)" if side.get("invalid") else text for text, side in zip(told, (was, level), strict=True)]
         return told[0], told[1]
 
     return (pair("output_tokens_per_s", "not measured"), pair("ttft_p50_ms", "too few requests"), pair("tpot_p50_ms", "too few requests"),
