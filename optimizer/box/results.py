@@ -56,6 +56,7 @@ class Hello(Frozen):
     home: str
     home_writable: bool
     root: str
+    root_fault: str | None = None  # why the folder of our records there must not be used
     cpus: int
     cpu_quota: FiniteFloat | None
     memory_bytes: int

@@ -83,6 +83,8 @@ def _basics(hello: Hello) -> list[Finding]:
     else:
         rows.append(Finding(check="home", level="problem", said=f"{hello.home} cannot be written.",
                             why="Claims, logs and the guard live in ~/.optimizer.", do="Give the user a writable home."))  # fmt: skip
+    if hello.root_fault is not None:
+        rows.append(Finding(check="records", level="problem", said=hello.root_fault, why="A study is refused before it begins.", do="Do as it says, then look again."))
     if hello.disk_free_bytes is not None:
         enough = hello.disk_free_bytes >= MIN_DISK_BYTES
         rows.append(Finding(check="disk", level="ok" if enough else "problem", said=f"{hello.disk_free_bytes >> 20} MiB free in {hello.home}.",

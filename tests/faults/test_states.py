@@ -105,7 +105,7 @@ def full_disk(home: Path) -> Iterator[Callable[[], None]]:
     """``~/.optimizer`` on a real small file system; the function fills it."""
     root = home / ".optimizer"
     root.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(root)], capture_output=True, check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "none", str(root)], capture_output=True, check=False).returncode:
         pytest.skip("no file system can be mounted here")
 
     def fill() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from optimizer.box.plain import procfs
 from optimizer.box.plain.family import family_of
 from optimizer.box.plain.procfs import Refused
-from optimizer.box.plain.store import Folder, Lock, checked, read_record, unwritable, write_record
+from optimizer.box.plain.store import Folder, Lock, checked, read_record, refuse_unsafe, unwritable, write_record
 
 
 def tidy(folder: Folder) -> None:
@@ -117,6 +117,7 @@ def _silent_s(folder: Folder, study: str, holder: dict[str, Any]) -> float:
 def lock_box(request: dict[str, Any]) -> dict[str, Any]:
     """Takes ``box.lock`` for a study. The same study and coordinator may take it again (resume)."""
     folder, study = Folder(request["root"]), checked(request["study"], "study id")
+    refuse_unsafe(folder)
     path = os.path.join(folder.root, "box.lock")
     record: dict[str, Any] = dict(_place(), study=study, boot_id=procfs.boot_id(), since_unix_s=time.time(),
                                   monotonic_s=time.monotonic())  # fmt: skip

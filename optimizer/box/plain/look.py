@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from optimizer.box.plain import procfs, redact, supervised
+from optimizer.box.plain import procfs, redact, store, supervised
 from optimizer.box.plain.procfs import Refused
 
 GPU_COLUMNS = "timestamp,index,utilization.gpu,utilization.memory,memory.used,power.draw,clocks.sm,temperature.gpu"
@@ -85,6 +85,7 @@ def hello(request: dict[str, Any]) -> dict[str, Any]:
         "home": home,
         "home_writable": bool(writable),
         "root": request["root"],
+        "root_fault": store.fault_of(request["root"]),
         "cpus": len(os.sched_getaffinity(0)),
         "cpu_quota": _quota_cpus(),
         "memory_bytes": memory.get("MemTotal", 0),

@@ -228,6 +228,7 @@ def start_original(request: dict[str, Any]) -> dict[str, Any]:
                 record, pairs = record["before"][member], launch.member_variables(member, pairs)
             env = launch.without_markers(pairs)
         else:
+            store.refuse_unsafe(folder)
             record = store.read_record(os.path.join(folder.study(study), "original.json"))
             if record is None:
                 raise Refused("no_original", "Study %s has recorded no original server on this box." % study)

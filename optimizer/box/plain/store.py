@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +65,29 @@ class Folder:
         except OSError as error:
             raise unwritable(path, error)
         return path
+
+
+def fault_of(root: str) -> str | None:
+    """Why this folder must not be used, if it is there: what lies in it decides what is started and stopped on the box."""
+    try:
+        status = os.lstat(root)
+    except OSError:
+        return None
+    if not stat.S_ISDIR(status.st_mode):
+        return "%s on the box is no folder. The tool keeps its records there: move it away." % root
+    if status.st_uid != os.geteuid():
+        return ("%s on the box belongs to another user (uid %d), who could have other commands started from it. Remove it, or take it over: "
+                "chown -R %d %s" % (root, status.st_uid, os.geteuid(), root))  # fmt: skip
+    if status.st_mode & 0o022:
+        return ("%s on the box can be written by others (mode %o), who could have other commands started from it. If you trust what is "
+                "in it: chmod 700 %s" % (root, stat.S_IMODE(status.st_mode), root))  # fmt: skip
+    return None
+
+
+def refuse_unsafe(folder: Folder) -> None:
+    fault = fault_of(folder.root)
+    if fault is not None:
+        raise Refused("unwritable", fault)
 
 
 def unwritable(path: str, error: OSError) -> Refused:

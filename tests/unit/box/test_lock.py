@@ -12,6 +12,7 @@ import pytest
 
 from optimizer.box.box import Box
 from optimizer.box.results import BoxLocked, ShimRefused
+from optimizer.runner.doctor import _basics
 
 from .conftest import alive, until
 from .test_launch import Server
@@ -207,3 +208,21 @@ async def test_a_lock_whose_writing_was_broken_off_is_nobodys(box: Box, home: Pa
     assert not (home / ".optimizer").exists()
     await box.lock("mine")
     assert not await box.unlock("restore"), "a whole one is its study's"
+
+
+@pytest.mark.parametrize(("damage", "said"), [
+    (lambda root: root.write_text(""), "is no folder"),
+    (lambda root: (root.mkdir(), root.chmod(0o777)), "can be written by others \\(mode 777\\)"),
+    (lambda root: root.symlink_to("/tmp"), "is no folder"),
+    (lambda root: (root.mkdir(0o700), os.chown(root, 65534, 65534)), "belongs to another user \\(uid 65534\\)"),
+])  # fmt: skip
+async def test_records_that_others_may_write_are_not_used(box: Box, home: Path, damage: Callable[[Path], object], said: str) -> None:
+    """What lies there decides what is started as us: a study is refused before it begins, and doctor says so."""
+    try:
+        damage(home / ".optimizer")
+    except PermissionError:
+        pytest.skip("only root gives a folder away")
+    with pytest.raises(ShimRefused, match=said):
+        await box.lock("mine")
+    hello = await box.hello()
+    assert hello.root_fault is not None and any(one.check == "records" and one.level == "problem" for one in _basics(hello))
