@@ -98,6 +98,17 @@ def is_unfinished(path: Path) -> bool:
         return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
 
 
+def holds_nothing(path: Path) -> bool:
+    """Whether this file is a journal without an entry, or its creation was interrupted before that: whoever begins a study of its name may
+    take it over. Raises as :func:`is_unfinished`."""
+    if is_unfinished(path):
+        return True
+    with explained(path), contextlib.closing(connected(path, write=False)) as connection:
+        if connection.execute("PRAGMA application_id").fetchone()[0] != schema.APPLICATION_ID:
+            return False
+        return connection.execute("SELECT 1 FROM entry LIMIT 1").fetchone() is None
+
+
 def connected(path: Path, *, write: bool) -> sqlite3.Connection:
     """A connection in autocommit mode. A reader of a file that nobody writes pins it as immutable, so that nothing is
     created beside it and read-only media work."""

@@ -39,9 +39,15 @@ class FileJournal(Journal):
         files.check_local(path.parent)
         if path.exists() and not files.is_unfinished(path):
             files.check_ours(path)
-            raise JournalError(
-                f"There is a journal already: {path}.", hint="Resume that study, or give the new one another name."
-            )
+            if not files.holds_nothing(path):
+                raise JournalError(
+                    f"There is a journal already: {path}.", hint="Resume that study, or give the new one another name."
+                )
+            taken_over = cls.open_at(path, write=True, redactor=redactor)  # of a coordinator that died before its first entry
+            if taken_over.last_seq:
+                taken_over.close()
+                raise JournalError(f"Another process has just begun {path}.", hint="Give the new study another name.")
+            return taken_over
         with files.explained(path):
             connection = files.connected(path, write=True)
             try:

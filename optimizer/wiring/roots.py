@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optimizer.errors import UsageError
 from optimizer.journal import Database, Place, Stored
-from optimizer.journal.files import is_unfinished
+from optimizer.journal.files import holds_nothing
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,15 @@ class Roots:
         return self.runs / name if self.store is None else Stored(self.store, name)
 
     def is_taken(self, name: str) -> bool:
-        """Whether there is a study of this name already, here or in the store."""
+        """Whether there is a study of this name already, here or in the store. One whose coordinator died before its first entry was none."""
         file = self.runs / name / "journal.db"
-        return (file.exists() and not is_unfinished(file)) or (self.store is not None and _holds(Stored(self.store, name)))
+        if file.exists() and not holds_nothing(file):
+            return True
+        if self.store is None:
+            return False
+        from optimizer.journal.postgres import holds_entries
+
+        return holds_entries(Stored(self.store, name))
 
     def folder(self, place: Place) -> Path:
         """The folder of a study's files on this machine; made where another machine drove the study so far."""

@@ -73,6 +73,10 @@ def test_killed_before_the_study_was_opened(box: FastBox, passage: int) -> None:
     assert "early" in box("studies").out
     assert box.starts() == []
     box.assert_clean()
+    assert killed(box, box.study("early"), "box.lock.after:1"), "its name is free: the study begins"
+    done = box("stop", "early", "--json")
+    assert done.exit == 0, done.err
+    box.assert_clean()
 
 
 def test_the_owners_server_comes_back_whenever_the_coordinator_dies(box: FastBox) -> None:

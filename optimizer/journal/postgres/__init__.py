@@ -40,6 +40,16 @@ def holds(place: Stored) -> bool:
     return bool(_reading(place.database, ask))
 
 
+def holds_entries(place: Stored) -> bool:
+    """Whether there is a study of this name, and anything in it."""
+
+    def ask(connection: Connection) -> bool:
+        query = "SELECT 1 FROM optimize.study AS s WHERE name = %s AND EXISTS (SELECT 1 FROM optimize.entry AS e WHERE e.study = s.id)"
+        return connection.execute(query, (place.name,)).fetchone() is not None
+
+    return bool(_reading(place.database, ask))
+
+
 def copy_in(dest: Stored, blobs: Iterator[Blob], ordered: Iterable[tuple[tuple[Any, ...] | None, Row | None]]) -> None:
     """A whole study in one transaction; it appears complete or not at all."""
     from optimizer.journal.postgres import schema, session, store

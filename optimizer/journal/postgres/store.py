@@ -40,6 +40,7 @@ T = TypeVar("T")
 _COLUMNS = ", ".join(COLUMNS)
 INSERT = f"INSERT INTO optimize.entry (study, {_COLUMNS}) VALUES (%s, {', '.join(['%s'] * len(COLUMNS))})"
 INSERT_STUDY = "INSERT INTO optimize.study (name, created_utc) VALUES (%s, %s) ON CONFLICT (name) DO NOTHING RETURNING id"  # no row: the name is taken
+EMPTY_STUDY = "SELECT id FROM optimize.study AS s WHERE name = %s AND NOT EXISTS (SELECT 1 FROM optimize.entry AS e WHERE e.study = s.id)"
 INSERT_BLOB = (
     f"INSERT INTO optimize.blob (study, {', '.join(BLOB_COLUMNS)}) VALUES (%s, {', '.join(['%s'] * len(BLOB_COLUMNS))})"
     " ON CONFLICT DO NOTHING"
@@ -84,6 +85,7 @@ class DatabaseJournal(Journal):
             session.ensure_tables(place.database, connection)
             with session.explained(place.database, connection, place), connection.transaction():
                 row = connection.execute(INSERT_STUDY, (place.name, now_utc())).fetchone()
+                row = row or connection.execute(EMPTY_STUDY, (place.name,)).fetchone()  # of one that died before its first entry
                 if row is None:
                     raise JournalError(
                         f"There is a journal already: {place}.", hint="Resume that study, or give the new one another name."
@@ -91,6 +93,9 @@ class DatabaseJournal(Journal):
                 crash_point("journal.create.before_commit")
             journal = cls(place, connection, row[0], write=True, redactor=redactor)
             journal._take_lease()
+            if journal.last_seq:
+                journal.close()
+                raise JournalError(f"Another process has just begun {place}.", hint="Give the new study another name.")
         except BaseException:
             connection.close()
             raise

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.errors import JournalCorrupt, JournalError, JournalTooNew
+from optimizer.errors import AnotherWriter, JournalCorrupt, JournalError, JournalTooNew
 from optimizer.journal import Journal, files, schema
 from optimizer.model.entry import BODY_VERSION, EntryKind
 
@@ -157,6 +157,17 @@ class TestForeignFiles:
         with pytest.raises(JournalError, match="already"):
             Journal.create(path)
         assert Journal.open(path, write=False).verify() == 7
+
+    def test_one_without_an_entry_is_taken_over_once_its_writer_is_gone(self, path: Path) -> None:
+        """Its coordinator died between making it and saying what it is for: nothing was done, and its name is free."""
+        with Journal.create(path), pytest.raises(AnotherWriter, match="being written by process"):
+            Journal.create(path)
+        with Journal.create(path) as journal:
+            assert journal.epoch == 2 and journal.last_seq == 0
+            journal.append("opened", {}, expect=0)
+            assert journal.verify() == 1
+        with pytest.raises(JournalError, match="already"):
+            Journal.create(path)
 
     @pytest.mark.fault("H37")
     def test_a_newer_file_is_read_and_never_written(self, path: Path) -> None:
