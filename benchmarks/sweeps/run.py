@@ -98,10 +98,11 @@ def kills(seed: int, folder: Path) -> dict[str, Any]:
         ForkedBox.forks = Forks(Path(os.environ["HOME"]))
     box = FastBox(folder) if new else ForkedBox(folder)
     try:
-        deaths = kill_at_random(box, f"random{seed}", random_gaps(seed))
-        done = finished(box, f"random{seed}")
+        study = spread.name_with_ports(f"random{seed}")
+        deaths = kill_at_random(box, study, random_gaps(seed))
+        done = finished(box, study)
         cpu_s = sum(process.cpu_s for process in box.processes if isinstance(process, Forked))
-        return {"seed": seed, "deaths": deaths, "launches": done.json["launches"], "started": len(box.starts()), "new_interpreters": new, "cpu_s": cpu_s}
+        return {"seed": seed, "study": study, "deaths": deaths, "launches": done.json["launches"], "started": len(box.starts()), "new_interpreters": new, "cpu_s": cpu_s}
     finally:
         box.close()
 

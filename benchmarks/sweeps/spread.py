@@ -80,11 +80,21 @@ def end_all(folder: Path) -> int:
 # ---- a worker ---------------------------------------------------------------------------------------------------------------
 
 
+def name_with_ports(name: str) -> str:
+    """The name, or that with something behind it: a study's name decides on which ports it launches, and these shall be of this worker's share."""
+    from itertools import count
+
+    from optimizer.core.decide import derived_seed
+    from tests import ports
+
+    return next(one for more in count() if derived_seed(one := f"{name}-{more}" if more else name, "ports") % 10000 // ports.EACH == ports._worker)
+
+
 def work(job: int, jobs: int, run: Callable[[str, str, Path], dict[str, Any]]) -> None:
     """Runs the cases that stdin names, one line each, and answers each with a line. ``run`` returns what the line shall tell besides."""
     from tests import ports
 
-    ports._worker, ports.EACH = job, ports.EACH * ports.PROCESSES // jobs
+    ports._worker, ports.EACH = job, ports.EACH * ports.PROCESSES // jobs  # of the ports of tests, and in name_with_ports of those of studies
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     home = Path(os.environ["HOME"])
