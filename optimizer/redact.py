@@ -62,6 +62,9 @@ _FORMATS = (
     r"(?<![A-Z0-9])(?P<s>(?:AKIA|ASIA|AGPA|AROA)[A-Z0-9]{16})(?![A-Z0-9])",
     r"(?<![A-Za-z0-9_])(?P<s>gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
     r"(?<![A-Za-z0-9_\-])(?P<s>glpat-[A-Za-z0-9_\-]{16,}|nvapi-[A-Za-z0-9_\-]{16,}|xox[abeoprs]-[A-Za-z0-9\-]{10,}|pypi-[A-Za-z0-9_\-]{32,})",
+    r"(?<![A-Za-z0-9_\-])(?P<s>hv[sbr]\.[A-Za-z0-9_\-]{16,}|AGE-SECRET-KEY-1[A-Za-z0-9]{16,}|dckr_pat_[A-Za-z0-9_\-]{16,}|npm_[A-Za-z0-9]{20,}|dop_v1_[a-f0-9]{32,})",
+    r"[?&](?i:x-(?:amz|goog)-(?:signature|credential|security-token))=(?P<bare>[^\s\"'&]+)",
+    r"\b(?i:login)\s{1,4}\S{1,200}\s{1,4}(?i:password)\s{1,4}(?P<bare>\S+)",
     r"(?<![A-Za-z0-9_\-])(?P<s>AIza[A-Za-z0-9_\-]{35}|ya29\.[A-Za-z0-9_\-]{16,})",
     r"(?<![A-Za-z0-9_\-])(?P<s>eyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,})",
     # NAME=value in an environment or before a command: everything up to the next space or quote

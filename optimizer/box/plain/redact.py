@@ -5,6 +5,7 @@ not shown. It never stores a value."""
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
 from optimizer.box.plain import procfs
 
@@ -30,18 +31,26 @@ _SECRET_VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{12,}|ASIA[0-9A-Z]{12,}|gh[opsu]_[A-Za-z0-9]{20,}"
     r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{30,}|nvapi-[\w-]{16,}"
     r"|(?<![\w-])eyJ[\w-]{10,}\.[\w-]{10,}\.|-----BEGIN [A-Z ]*PRIVATE KEY|(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,20}://[^/\s:@]{0,200}:[^/\s@]{1,500}@"
-    r"|(?i:\bbearer\s+[\w.~+/-]{12,})"
+    r"|(?i:\bbearer\s+[\w.~+/-]{12,})|(?<![A-Za-z0-9])hv[sbr]\.[\w-]{16,}|AGE-SECRET-KEY-1[A-Za-z0-9]{16,}|dckr_pat_[\w-]{16,}|npm_[A-Za-z0-9]{20,}"
+    r"|(?<![A-Za-z0-9])(?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,}|ya29\.[\w-]{16,}|pypi-[\w-]{32,}|(?<![A-Za-z0-9])dop_v1_[a-f0-9]{32,}"
 )
 
 # Inside of a setting: JSON, a connection string, the query of an address, a header. Of what people write, not of logs.
 _SECRET_INSIDE = re.compile(
-    r"""(?i:(?<![a-z0-9])(?:[a-z0-9]+[_-]){0,4}?(?:password|passwd|passphrase|pwd|secret|secret[_-]?key|api[_-]?key|access[_-]?key|account[_-]?key"""
+    r"""(?i:(?<![a-z0-9])(?:[a-z0-9]+[_-]){0,4}?(?:password|passwd|passphrase|pwd|secret|(?:secret|api|access|account|private|signing|encryption)[_-]?key"""
     r"""|sharedaccess(?:key|signature)|(?:access|auth|bearer|hf|refresh|session|api|id)[_-]?token)["']?\s{0,4}[:=]\s{0,4}["']?"""
-    r"""|[?&](?:token|key|sig|signature|auth)="""
+    r"""|[?&](?:token|key|sig|signature|auth|x-(?:amz|goog)-(?:signature|credential|security-token))="""
+    # of a file for curl or ftp, and of a command of theirs
+    r"""|\bpassword\s{1,4}|(?<!\S)(?:-u|--user|--proxy-user)[\s=]{1,4}[^\s:"']{0,64}:"""
     r"""|["']token["']\s{0,4}:\s{0,4}["']"""
     r"""|\b(?:authorization|x-api-key|x-auth-token|cookie)["']?\s{0,4}[:=]\s{0,4}["']?(?:(?:basic|bearer|token)\s{1,4})?"""
     r"""|hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/)(?P<value>(?!(?i:none|null|true|false)\b)[^\s"'&;,}\]«]{3,})"""
 )
+
+
+# A value that is one long word of letters and digits explains itself by its name, or is taken for a key.
+_RANDOM = re.compile(r"(?=(?:[A-Za-z]*[0-9]){3})(?=(?:[0-9]*[A-Za-z]){3})[A-Za-z0-9+=]{24,}")
+_EXPLAINED = re.compile(r"COMMIT|SHA|HASH|DIGEST|REVISION|VERSION|BUILD|TAG|(^|_)(REF|U?U?ID|HOST(NAME)?|NAME|PATH|DIR|MODEL)(_|$)")
 
 
 def secret_name(name: str) -> bool:
@@ -61,8 +70,18 @@ def secret_variable(name: str, value: str) -> bool:
         secret_name(name)
         or secret_value(value)
         or _SECRET_INSIDE.search(value) is not None
+        or _quoted_secret(value)
+        or (_RANDOM.fullmatch(value) is not None and _EXPLAINED.search(name.upper()) is None)
         or (_TOKENS.search(name.upper()) is not None and not value.isdigit())
     )
+
+
+def _quoted_secret(value: str) -> bool:
+    """Whether a credential stands in it as in an address: ``api%5Fkey%3D...``."""
+    if "%" not in value:
+        return False
+    plain = unquote(value)
+    return plain != value and (secret_value(plain) or _SECRET_INSIDE.search(plain) is not None)
 
 
 def hide_environment(pairs: dict[str, str]) -> dict[str, str]:
@@ -97,7 +116,7 @@ def hide_arguments(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
             shown.append(flag + equals + hide(value))
         elif equals and value and _VARIABLE.fullmatch(flag) and secret_variable(flag, value):
             shown.append(flag + equals + hide(value))
-        elif secret_value(argument):
+        elif secret_value(argument) or _quoted_secret(argument):
             shown.append(hide(argument))
         else:
             shown.append(_SECRET_INSIDE.sub(hide_inside, argument))

@@ -31,7 +31,8 @@ def test_ordinary_names(name: str) -> None:
     "value",
     ["hf_abcdefghijklmnopqrstuv", "sk-proj-abcdefghijklmnopqrst", "AKIAIOSFODNN7EXAMPLE", "ghp_abcdefghijklmnopqrstuvwx",
      "https://user:pa55@proxy:3128", "-----BEGIN RSA PRIVATE KEY-----\nx", "Bearer abcdefghijklmnop",
-     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "nvapi-abcdefghijklmnopqrst"],
+     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "nvapi-abcdefghijklmnopqrst", "hvs.CAESIabcdefghijklmnop", "AGE-SECRET-KEY-1QQPQZ8QQPQZ8QQPQZ8",
+     "dckr_pat_abcdefghijklmnopq", "npm_abcdefghijklmnopqrstuv", "sk_live_abcdefghijklmnopq"],
 )  # fmt: skip
 def test_secret_values_under_any_name(value: str) -> None:
     assert redact.hide_environment({"PLAIN": value}) == {"PLAIN": redact.HIDDEN}
@@ -49,7 +50,8 @@ def test_ordinary_values(value: str) -> None:
 @pytest.mark.parametrize(
     "value",
     ["DefaultEndpointsProtocol=https;AccountName=x;AccountKey=c2VjcmV0==", "https://hooks.slack.com/services/T0/B0/abc", "https://h/m?token=plain1",
-     "host=db password=hunter2", '{"auth_token": "plain1"}', "Authorization: Basic dXNlcjpwdw=="],
+     "https://b.s3.amazonaws.com/k?X-Amz-Signature=0a1b2c3d&X-Amz-Expires=9", "machine h login u password hunter2", "-s -u bob:hunter2",
+     "api%5Fkey%3Dplain1", '{"type": "service_account", "private_key": "plain1"}', "host=db password=hunter2", '{"auth_token": "plain1"}', "Authorization: Basic dXNlcjpwdw=="],
 )  # fmt: skip
 def test_secrets_inside_of_a_value(value: str) -> None:
     assert redact.hide_environment({"PLAIN": value}) == {"PLAIN": redact.HIDDEN}
@@ -99,6 +101,23 @@ def test_masking_is_linear() -> None:
         redact.hide_arguments([text[:200_000].decode(), "a_" * 100_000])
         assert not redact.secret_value("a:" * 100_000)
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hidden"),
+    [
+        ("WANDB", "0123456789abcdef0123456789abcdef01234567", True),
+        ("S3_ACCESS", "CaNaRy09a1b2c3d4e5f6071829", True),
+        ("GIT_COMMIT", "0123456789abcdef0123456789abcdef01234567", False),
+        ("INVOCATION_ID", "0123456789abcdef0123456789abcdef", False),
+        ("CUDA_VISIBLE_DEVICES", "GPU-8f2c9e1a-2b3c-4d5e-6f70-8192a3b4c5d6", False),
+        ("LONG_WORD", "expandablesegmentseverywhere", False),
+        ("NUMBER", "123456789012345678901234567890", False),
+        ("SERVED_MODEL", "Qwen2572BInstructAWQInt4Long", False),
+    ],
+)
+def test_a_long_word_that_nothing_explains_is_taken_for_a_key(name: str, value: str, hidden: bool) -> None:
+    assert redact.secret_variable(name, value) is hidden
 
 
 def test_short_values_are_not_masked_in_logs() -> None:

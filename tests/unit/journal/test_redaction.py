@@ -227,3 +227,17 @@ def test_names_written_in_one_word_and_every_key_of_several() -> None:
     told = repr(made)
     assert not [canary for canary in ("aa11", "bb22", "cc33", "dd44", "ee55", "ff66", "gg77") if canary in told], told
     assert made["env"]["PWD"] == "/srv" and made["argv"][-2:] == ["--port", "8000"] and made["second_pass"] == "kept"
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("token hvs.CAESIabcdefghijklmnop of the vault", "CAESIabcdefghijklmnop"),
+        ("AGE-SECRET-KEY-1QQPQZ8QQPQZ8QQPQZ8", "QQPQZ8QQPQZ8QQPQZ8"),
+        ("docker login with dckr_pat_abcdefghijklmnopq", "abcdefghijklmnopq"),
+        ("GET https://b.s3.amazonaws.com/k?X-Amz-Signature=0a1b2c3d&X-Amz-Expires=9", "0a1b2c3d"),
+        ("machine h login u password hunter2", "hunter2"),
+    ],
+)
+def test_formats_of_vendors_go_from_any_text(line: str, secret: str) -> None:
+    assert secret not in Redactor().text(line) and "«redacted:" in Redactor().text(line)
