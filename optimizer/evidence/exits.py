@@ -51,7 +51,8 @@ _SECONDARY = (
 )
 
 # Requests that a server was told to log: what is in them was said by users.
-_USERS_TEXT = (b"Received request", b"obj=GenerateReqInput(")
+_USERS_TEXT = (b"Received request", b"obj=GenerateReqInput(", b"INFO prompt: ")
+_NOT_THE_END = (b"retrying", b"Retrying")  # what the server itself has got over
 
 _Rule = tuple[bytes, Cause]
 # llama.cpp's own words; the decisive line comes first, what follows repeats that the model or the server failed.
@@ -73,6 +74,7 @@ START_ERRORS_LLAMACPP: tuple[_Rule, ...] = (
 _SPECIFIC: tuple[_Rule, ...] = (
     *START_ERRORS_LLAMACPP,
     (b"No space left on device", "disk_full"),
+    (b"OSError: [Errno 122] Disk quota exceeded", "disk_full"),
     (b"Address already in use", "port_busy"),
     (b"address already in use", "port_busy"),
     (b"is already in use", "port_busy"),
@@ -104,6 +106,18 @@ _SPECIFIC: tuple[_Rule, ...] = (
     (b"terminated with exception: CUDA error", "crashed"),
     (b"CUDA error: an illegal memory access", "crashed"),
     (b"CUDA error: unspecified launch failure", "crashed"),
+    # The machine's own fault, whatever the settings.
+    (b"OSError: [Errno 30] Read-only file system", "host_fault"),
+    (b"OSError: [Errno 24] Too many open files", "host_fault"),
+    (b"OSError: [Errno 12] Cannot allocate memory", "host_fault"),
+    (b"BlockingIOError: [Errno 11] Resource temporarily unavailable", "host_fault"),
+    (b"PermissionError: [Errno 13] Permission denied", "host_fault"),
+    (b"Fatal Python error: Bus error", "host_fault"),
+    (b"uncorrectable ECC error", "host_fault"),
+    (b"Error: No CUDA GPUs are available", "host_fault"),
+    (b"CUDA error: CUDA-capable device(s) is/are busy or unavailable", "host_fault"),
+    (b"CUDA error: CUDA driver version is insufficient", "host_fault"),
+    (b"ImportError: libcu", "host_fault"),
 )
 _NCCL = (
     b"NCCL error",
@@ -124,6 +138,7 @@ _OOM = (
     b"HIP out of memory",
     b"MemoryError",
     b"DefaultCPUAllocator: can't allocate",
+    b"Cuda failure 2 'out of memory'",
 )
 _WEAK = (
     b"Scheduler hit an exception",
@@ -181,6 +196,8 @@ def classify(data: bytes | Iterable[Piece], exit_code: int | None) -> Exit:
                     break
         if not may_be_error(raw):
             continue
+        if any(word in raw for word in (*_USERS_TEXT, *_NOT_THE_END)):
+            continue
         found = _specific(raw, stage)
         if found:
             specific.append((_weight(found), found, line))
@@ -205,6 +222,8 @@ def _decide(
     exit_code: int | None,
     last: bytes,
 ) -> Exit:
+    # A fault of the machine that the server got over, as a later exception shows, did not end it.
+    specific = [item for item in specific if item[1] != "host_fault" or not generic or item[2].start > generic[-1][0].start]
     if specific:
         best = max(weight for weight, _, _ in specific)
         _, cause, line = next(item for item in reversed(specific) if item[0] == best)
@@ -245,7 +264,7 @@ def _decide(
         )
     if exit_code < 0 or exit_code > 128:
         return Exit(
-            "crashed",
+            "host_fault" if exit_code in (-7, 135) else "crashed",  # a bus error: mostly /dev/shm is full
             f"Killed by signal {-exit_code if exit_code < 0 else exit_code - 128}; its log ends without an error.",
             None,
         )
@@ -318,7 +337,7 @@ def _specific(raw: bytes, stage: str) -> Cause | None:
 
 def _weight(cause: Cause) -> int:
     """NCCL errors are often the echo of another rank's death, so any other specific cause beats them."""
-    return {"nccl": 1, "crashed": 1, "unresponsive": 1}.get(cause, 2)
+    return {"nccl": 1, "crashed": 1, "unresponsive": 1, "host_fault": 1}.get(cause, 2)
 
 
 def _tail(pieces: tuple[Piece, ...]) -> list[Piece]:

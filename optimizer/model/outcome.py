@@ -11,7 +11,7 @@ Cause = Literal[
     "oom_weights", "oom_kv", "oom_capture", "oom_load", "oom_kernel", "bad_flag", "port_busy", "model_missing", "nccl",
     "hang_loading", "unresponsive", "not_ready_in_time", "exited", "crashed", "died_at_launch", "wrong_server",
     "setting_not_effective", "disk_full", "link_lost", "gpu_memory_stuck", "interrupted", "refused_by_box", "guard_fired",
-    "client_bound", "never_steady", "bench_failed", "proposal_failed", "original_gone", "foreign_process", "unreadable",
+    "client_bound", "never_steady", "bench_failed", "proposal_failed", "original_gone", "foreign_process", "unreadable", "host_fault",
 ]  # fmt: skip
 
 # A setting that ends so is infeasible for the search; every other cause is the infrastructure's fault.

@@ -586,7 +586,7 @@ class LiveExecutor:
         if cause == "disk_full":
             self._no_room(message or "A server found no room on the disk.")
         where = "" if not line else f" (line {line} of its log)" if len(log) <= END_BYTES else f" (line {line} of the last MiB of its log)"
-        infrastructure = cause in ("port_busy", "disk_full")
+        infrastructure = cause in ("port_busy", "disk_full", "host_fault")
         number = None if line or infrastructure else sent(code, signal)
         return Failed(cause=cause or fallback, message=(message or f"The server ended with code {code}.") + where, retryable=infrastructure,
                       body={KILLED_BY: number} if number else {})  # fmt: skip
