@@ -23,6 +23,7 @@ LOSS_AS_TOLD: Final = 5  # what is out of reach names the largest loss as the la
 LABELS_SAID: Final = 5  # an observation in a ranking says which of several of its name it is
 SHARED_CREDIT: Final = 5  # of one launch with several causes each is credited with what the others leave open
 PROMPTS_TOLD_APART: Final = 6  # what prompts that stop decode take is told apart from decode, in ceilings, drafts and expectations
+SIDE_VALIDITY_SAID: Final = 6  # a verdict says of a level beside the target's that one of its measurements is not valid
 
 
 def decides_by(spec: StudySpec | None, rule: int) -> bool:

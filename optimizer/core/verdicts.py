@@ -57,7 +57,7 @@ def next_of_test(state: State, plan: Plan, test: Test, *, bring_up: Callable[...
     if test.look != counts:
         judgement = _judged(state, plan, test)
         body = {"hypothesis": test.hypothesis, "changes": dict(test.changes), "judgement": judgement.plain(),
-                "side": _side(candidate, baseline)}  # fmt: skip
+                "side": _side(state, candidate, baseline)}  # fmt: skip
         if (compared := answers.compare(state.first_arm.answers, candidate.answers)) is not None:
             body["answers"] = compared.plain()
         if judgement.final:
@@ -139,7 +139,7 @@ def settle_provisional(state: State, plan: Plan) -> tuple[str, dict[str, Any]] |
     better = judgement.verdict in ("supported", "partial")
     if better or point_meets_target(state, confirmed.points):
         body = {"hypothesis": waiting["hypothesis"], "changes": dict(waiting["changes"]), "judgement": judgement.plain(),
-                "side": _side(state.base_arm, before), "after_confirmation": True, **credit.of_confirmation(state, waiting, judgement)}  # fmt: skip
+                "side": _side(state, state.base_arm, before), "after_confirmation": True, **credit.of_confirmation(state, waiting, judgement)}  # fmt: skip
         return "judged", body
     why = f"The confirmation did not bear it out: ×{judgement.ratio:.3f} [{judgement.low:.3f}, {judgement.high:.3f}] over {judgement.n_candidate} launches."
     credited = {} if waiting.get("companions") else credit.of_confirmation(state, waiting, judgement)  # of several, each is tested alone again
@@ -310,14 +310,18 @@ def _flips(state: State, plan: Plan, test: Test) -> Mapping[str, Any] | None:
     return {"fingerprint": test.settings.digest, "hypothesis": test.hypothesis, "flips": [flip.plain() for flip in found]}
 
 
-def _side(candidate: ArmState, baseline: ArmState) -> list[dict[str, Any]]:
-    """Output tokens/s at every level of the last launches, for people: a gain at one load may be a loss at another."""
-    rows = []
+def _side(state: State, candidate: ArmState, baseline: ArmState) -> list[dict[str, Any]]:
+    """Output tokens/s at every level of the last launches, for people: a gain at one load may be a loss at another. ``invalid``: the
+    codes of why one of the two is not to be relied on; absent where both are."""
+    rows: list[dict[str, Any]] = []
     for point in candidate.results[-1].points:
         before = next((known for known in baseline.results[-1].points if known.concurrency == point.concurrency), None)
         now, was = point.metrics.get("output_tokens_per_s"), before.metrics.get("output_tokens_per_s") if before else None
         if now is not None and was:
             rows.append({"concurrency": point.concurrency, "before": was, "after": now, "ratio": now / was})
+            codes = {item.code for side in (before, point) if side is not None for item in side.invalid}
+            if codes and since.decides_by(state.spec, since.SIDE_VALIDITY_SAID):
+                rows[-1]["invalid"] = sorted(codes)
     return rows
 
 

@@ -119,7 +119,8 @@ def _look(entries: Sequence[Entry], promoted: Entry, name: str) -> dict[str, Any
     measured = {key: looks[-1].body["judgement"][key] for key in _INTERVAL} | {"entry": looks[-1].seq, "launched": looks[-1].cause} if looks else None
     weighed = looks[-1].body.get("weighed", "") if looks else ""
     answers = next((entry.body["answers"] | {"entry": entry.seq} for entry in reversed(looks) if entry.body.get("answers")), None)
-    side = [{"concurrency": row["concurrency"], "before": row["before"], "after": row["after"], "ratio": row["ratio"], "entry": looks[-1].seq}
+    side = [{"concurrency": row["concurrency"], "before": row["before"], "after": row["after"], "ratio": row["ratio"], "entry": looks[-1].seq,
+             **({"invalid": row["invalid"]} if "invalid" in row else {})}
             for row in (looks[-1].body.get("side", ()) if looks else ())][1:]  # fmt: skip
     return {"measured": measured, "weighed": weighed, "kept_because": promoted.body.get("why", ""), "flips": list(_flips(entries, promoted, name)),
             "answers": answers, "side": side}  # fmt: skip

@@ -298,7 +298,8 @@ def _judged(body: Mapping[str, Any]) -> str:
     judgement = body["judgement"]
     verdict = judgement["verdict"].upper().replace("_", " ") if judgement["final"] else "NOT YET DECIDED"
     side = "; ".join(
-        f"at c={row['concurrency']} {number(row['before'])} -> {number(row['after'])} tok/s (×{row['ratio']:.2f})" for row in body.get("side", [])
+        f"at c={row['concurrency']} {number(row['before'])} -> {number(row['after'])} tok/s (×{row['ratio']:.2f}{', not valid' if row.get('invalid') else ''})"
+        for row in body.get("side", [])
     )
     return (
         f"{body['hypothesis']}: {verdict}, ×{judgement['ratio']:.3f} [{judgement['low']:.3f}, {judgement['high']:.3f}] at "

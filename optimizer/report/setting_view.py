@@ -34,7 +34,7 @@ def setting_text(found: Mapping[str, Any]) -> str:
     if found["measured"]:
         lines.append(f"  measured   {_measured(found['measured'])}")
     for row in found["side"]:
-        lines.append(f"  beside     at c={row['concurrency']} {number(row['before'])} -> {number(row['after'])} tok/s (×{row['ratio']:.2f}, one launch each, no interval; entry {row['entry']})")
+        lines.append(f"  beside     at c={row['concurrency']} {number(row['before'])} -> {number(row['after'])} tok/s (×{row['ratio']:.2f}, one launch each, no interval{'; not valid: ' + ', '.join(row['invalid']) if row.get('invalid') else ''}; entry {row['entry']})")
     if found["answers"]:
         lines.append(f"  answers    {found['answers']['verdict'].replace('_', ' ')}: {found['answers']['why']} (entry {found['answers']['entry']})")
     if found["weighed"]:
