@@ -46,7 +46,7 @@ def study_options(command: Any) -> Any:
         click.option("--launches", type=int, default=20, show_default=True, help="Launches for the whole study, the baseline's included."),
         click.option("--thorough", is_flag=True, help="Spend launches on small effects too."),
         click.option("--yes", "-y", is_flag=True, help="Ask nothing: the running server may be stopped, and is brought back."),
-        click.option("--finish", type=click.Choice(["best", "restore", "leave"]), help="What runs afterwards (default: the best if confirmed, else the original)."),
+        click.option("--finish", type=click.Choice(["best", "restore", "leave"]), help="What runs afterwards (default: the best if confirmed, else the original; leave: the last server that was measured, on its own port)."),
         click.option("--allow-lossy", is_flag=True, help="Also try settings that can change what the model answers."),
         click.option("--probes", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                      help="Your own prompts (JSONL), asked of every launch: a setting that changes the answers is not kept without --allow-lossy."),

@@ -161,6 +161,8 @@ def _with_handover(why: str, handed: list[Mapping[str, Any]]) -> str:
 def wanted_state(state: State) -> str:
     """``best``, ``restore`` or ``leave``: what the user chose, else best if it was confirmed, else the original."""
     assert state.spec is not None and state.closing is not None
+    if state.spec.finish == "leave" and since.decides_by(state.spec, since.LEFT_IF_IT_SERVES):
+        return "leave" if _serves(state) else "restore"
     if state.closing.ending in ("interrupted", "unfit") and state.spec.finish != "leave":
         return "restore"
     if state.spec.finish in ("restore", "leave"):
@@ -169,6 +171,18 @@ def wanted_state(state: State) -> str:
         return "best"
     # Asked for the best where nothing beat the original: the original, which is not stopped only to be started again.
     return "best" if state.spec.finish == "best" and not state.promoted and not state.original_found else "restore"
+
+
+def _serves(state: State) -> bool:
+    """Whether what runs can be left to users: the server that ran before, or one of ours that was proven to be what was asked for. A study
+    that was cut short leaves none that was not measured."""
+    assert state.closing is not None
+    if state.server is None:
+        return state.original_running or not state.original_found
+    if state.failures.get("stop"):
+        return False  # its stop was begun, and how far that got is not known
+    cut = state.closing.ending in ("interrupted", "unfit", "guard_fired")
+    return state.server.status in (("measured",) if cut else ("ready", "measured"))
 
 
 def is_confirmed_better(state: State) -> bool:
@@ -233,7 +247,10 @@ def what_runs(state: State) -> str:
         better = " although better settings were confirmed: they could not be brought up in its place" if missed else ""
         return f"The original server runs on {where}{better}."
     if state.server is not None:
-        return f"Launch {state.server.key} still runs on {where}, port {state.server.port}."
+        gone = state.original_found and since.decides_by(state.spec, since.LEFT_IF_IT_SERVES)
+        instead = f", as {state.server.served_name}" if state.server.served_name and gone else ""
+        stopped = " The server that ran before is stopped, and is not brought back." if gone else ""
+        return f"Launch {state.server.key} still runs on {where}, port {state.server.port}{instead}.{stopped}"
     return f"No server of this study runs on {where}."
 
 

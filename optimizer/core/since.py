@@ -24,6 +24,7 @@ LABELS_SAID: Final = 5  # an observation in a ranking says which of several of i
 SHARED_CREDIT: Final = 5  # of one launch with several causes each is credited with what the others leave open
 PROMPTS_TOLD_APART: Final = 6  # what prompts that stop decode take is told apart from decode, in ceilings, drafts and expectations
 SIDE_VALIDITY_SAID: Final = 6  # a verdict says of a level beside the target's that one of its measurements is not valid
+LEFT_IF_IT_SERVES: Final = 6  # with --finish leave only a server that serves is left; else the one that ran before is brought back
 
 
 def decides_by(spec: StudySpec | None, rule: int) -> bool:

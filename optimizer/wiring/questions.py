@@ -29,7 +29,7 @@ from optimizer.wiring import Options, Roots, left_alone, opened_box, prepare
 FINISHES: tuple[tuple[Finish | None, str], ...] = (
     (None, "the best settings if a fresh launch confirms them, else what runs now"),
     ("restore", "what runs now, whatever was found"),
-    ("leave", "whatever runs when the study ends"),
+    ("leave", "the last server that was measured, on a port of its own"),
 )
 TARGET = "What must it reach? (1000tps@16: 1,000 output tokens/s with 16 requests at once; ttft.p99<500ms: the first token; commas join)"
 

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from optimizer.core.state import State, fold
+from optimizer.core.closing import wanted_state, what_runs
+from optimizer.core.state import Closing, Server, State, fold
 from optimizer.errors import NeedsOperator
 from optimizer.model.entry import EntryKind
 from optimizer.model.outcome import Failed
 from optimizer.model.playbook import Prediction
-from optimizer.model.step import ORIGINAL, Launch, Measure, Restore, Secure, Stop
+from optimizer.model.settings import Settings
+from optimizer.model.step import ORIGINAL, AwaitReady, Launch, Measure, Restore, Secure, Stop
 from optimizer.model.study import Budget
 from optimizer.runner.loop import StopRequest, drive
 from optimizer.runner.recorded import MemoryLog, RecordedExecutor, verify
@@ -280,6 +282,46 @@ def test_a_stop_request_closes_the_study_and_cleans_the_box():
     assert state.closed["ending"] == "interrupted"
     assert list(box.running) == [ORIGINAL]
     assert not box.armed
+
+
+@pytest.mark.parametrize("cut", [AwaitReady, Stop, Measure])
+def test_a_study_that_is_cut_short_leaves_no_launch_that_was_not_measured(cut):
+    """`--finish leave`: nobody is served by a launch that was never ready, and least of all where the owner's server is down."""
+    stop = StopRequest()
+
+    def fault(step, number):
+        if stop.reason is None and box.launched and isinstance(step, cut):
+            stop.ask("Interrupted by Ctrl-C.")
+            return None if cut is Stop else Failed(cause="interrupted", message="cut", retryable=True)
+        return None
+
+    box = ModelBox(EAGER, speed, original=True, fault=fault)
+    log = MemoryLog()
+    log.append("opened", {"spec": spec(finish="leave").plain()}, expect=0)
+    state = asyncio.run(drive(log, box, PLAN, stop=stop))
+    assert state.closed["ending"] == "interrupted" and not box.armed
+    assert list(box.running) == [ORIGINAL] and what_runs(state).startswith("The original server runs on ")
+    assert verify(log.read(), lambda seq: PLAN).mismatches == ()
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "version", "wanted"),
+    [
+        ("interrupted", "measured", 6, "leave"),
+        ("interrupted", "ready", 6, "restore"),
+        ("interrupted", "launched", 6, "restore"),
+        ("interrupted", None, 6, "restore"),
+        ("met", "ready", 6, "leave"),
+        ("not_met", None, 6, "restore"),
+        ("interrupted", "launched", 5, "leave"),
+    ],
+)
+def test_what_leave_leaves(ending, status, version, wanted):
+    server = Server(key="3", settings=Settings(), purpose="candidate", port=1, served_name="t-3", status=status) if status else None
+    state = State(spec=spec(finish="leave", policy_version=version), closing=Closing(ending=ending, reason="", entry=1), server=server, original_found=True)
+    assert wanted_state(state) == wanted
+    if server is not None and version == 6:
+        assert "as t-3" in what_runs(state) and "The server that ran before is stopped" in what_runs(state)
 
 
 def test_a_launch_that_uses_up_the_budget_is_still_measured():
