@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from typing import Any
 
 from optimizer.bench.calibrate import NULLSERVER, best, calibration_job, judge, null_server_arguments
@@ -20,6 +21,8 @@ START_S = 15.0
 async def calibrate(box: Box, launch_id: str, *, chunks_per_s: float, concurrency: int) -> Effect:
     """Whether the load generator sustains three times ``chunks_per_s`` on this box. What it adds to latencies is recorded and
     does not fail a throughput target: a busy box adds it to its server as well."""
+    # A dead coordinator's calibration of this step may still be ending itself there, with all that bears its name.
+    launch_id = f"{launch_id}:{secrets.token_hex(4)}"
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def on_first(line: bytes) -> None:
