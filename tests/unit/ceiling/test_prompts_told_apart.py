@@ -182,6 +182,6 @@ def test_drafts_make_decode_faster_and_not_prompts(study: str, which: int, gain:
 
 def test_what_was_not_measured_brings_no_target_out_of_reach() -> None:
     """Where NCCL's tokens came in bunches, what prompts stop is an estimate: it lowers what drafts may bring, never the most that they may."""
-    estimated, older = (computed_ratio("drafts_on", baseline_inputs(*at_ceiling("h200x2-27b-allreduce", version, 0))) or (0.0, 0.0)  # type: ignore[arg-type]
+    estimated, older = (computed_ratio("drafts_on", baseline_inputs(*at_ceiling("h200x2-27b-unresolved", version, 0))) or (0.0, 0.0)  # type: ignore[arg-type]
                         for version in (PROMPTS_TOLD_APART, PROMPTS_TOLD_APART - 1))  # fmt: skip
     assert estimated[0] < older[0] and estimated[1] == pytest.approx(older[1], rel=0.05)

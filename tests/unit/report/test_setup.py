@@ -108,7 +108,7 @@ def test_markdown_says_what_was_ruled_out_by_which_measurement_and_what_was_not_
 
 
 def test_what_a_launch_for_another_cause_changed_is_not_called_untried() -> None:
-    document = json.loads(report_of(ROOT / "runs/recorded/h200x2-27b-allreduce", "json"))
+    document = json.loads(report_of(ROOT / "runs/recorded/h200x2-27b-unresolved", "json"))
     assert "custom-allreduce-disabled" not in {row["id"] for row in document["untried"]}
     launched = {name for trial in document["trials"] for name in trial["settings"]}
     assert "disable_custom_all_reduce" in launched
