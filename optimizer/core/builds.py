@@ -29,6 +29,12 @@ def version_key(text: str) -> Key | None:
 
 
 @functools.lru_cache(maxsize=4096)
+def replaced(installed: str | None, running: str | None) -> bool:
+    """Whether a server runs another release than the one that a launch would start now: somebody has upgraded it in place."""
+    releases = [one.split("+")[0] for one in (installed, running) if one is not None and one[:1].isdigit()]
+    return len(releases) == 2 and releases[0] != releases[1]
+
+
 def in_builds(version: str | None, builds: str | None) -> bool | None:
     """Does ``version`` lie in the range? True without a range; None when the version or the range cannot be read."""
     if builds is None or not builds.strip():

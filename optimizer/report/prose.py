@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from optimizer.core import builds
 from optimizer.model.entry import Entry
 from optimizer.model.measurement import STOPPED_EARLY
 from optimizer.model.target import unit_of
@@ -139,9 +140,12 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
         case "observe":
             evidence = body.get("evidence", {})
             found = "a running server" if body.get("original") else "no running server"
+            running = next((fact["value"] for fact in evidence.get("facts", []) if fact["name"] == "engine.version"), None)
+            replaced = body.get("original") and builds.replaced(body.get("engine_version"), running)
             return (
                 f"Found {body.get('engine', 'no engine')} {body.get('engine_version') or '(version unknown)'}, {found}: "
                 f"{len(evidence.get('facts', []))} facts read, {len(evidence.get('missing', []))} missing."
+                + (f" The server that runs is {running}: every launch, and the server that is brought back, is the installed one." if replaced else "")
             )
         case "launch":
             return f"Started as process {body.get('pid')}."

@@ -3,6 +3,7 @@ Nothing is launched, stopped or written; a check that could not be made says so 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -12,14 +13,25 @@ from typing import Any, Literal
 
 from optimizer.box.box import Box
 from optimizer.box.results import Hello, ServerProcess
+from optimizer.core.builds import replaced
 from optimizer.engines.base import Engine
 from optimizer.engines.environment import surroundings
 from optimizer.errors import OptimizerError
+from optimizer.evidence.bundle import bundle_from_files
 from optimizer.model.base import Frozen
 from optimizer.model.flags import FlagTable
-from optimizer.model.study import StudySpec
+from optimizer.model.study import LaunchSpec, StudySpec
+from optimizer.runner.collecting import endpoint_files
 from optimizer.runner.phrases import command_text
-from optimizer.runner.survey import FOREIGN_GPU_MIB, GPU_QUERY, MIN_DISK_BYTES, Unfit, find_target
+from optimizer.runner.survey import (
+    FOREIGN_GPU_MIB,
+    GPU_QUERY,
+    MIN_DISK_BYTES,
+    Unfit,
+    find_target,
+    installed_version,
+    port_of,
+)
 
 Level = Literal["ok", "warning", "problem"]
 OPEN_FILES = 4096  # one socket per stream, and what the server opens for its shards
@@ -71,6 +83,7 @@ async def examine(box: Box, spec: StudySpec) -> list[Finding]:
     found.append(await _help(box, adapter, launch.argv, launch.env, launch.cwd))
     found += await _model(box, adapter, launch.argv)
     if original is not None:
+        found += await _build(box, adapter, launch)
         found += await _logs(box, original)
     return found
 
@@ -199,6 +212,22 @@ async def _help(box: Box, adapter: Engine, argv: Sequence[str], env: dict[str, s
                        why="The command line was written for another version; a relaunch may be refused.", do="Correct the launch command.")  # fmt: skip
     return Finding(check="engine", level="ok", said=f"{adapter.name}: {len(flags.flags)} flags known to this build; --help took {took:.0f} s.",
                    why="" if took < SLOW_HELP_S else "Importing the engine is slow here, so every launch is.")  # fmt: skip
+
+
+async def _build(box: Box, adapter: Engine, launch: LaunchSpec) -> list[Finding]:
+    """A server that goes on after its program was upgraded is another one than the one that every launch starts."""
+    try:
+        installed = await installed_version(box, adapter, launch)
+        files = await endpoint_files(box, adapter, port_of(adapter, launch))
+    except OptimizerError:  # what does not answer is told by the other checks
+        return []
+    files["launch.json"] = json.dumps({"name": "found", "engine": adapter.name, "engine_version": installed, "argv": list(launch.argv), "env": {}, "ready": True}).encode()
+    running = bundle_from_files(files).evidence.value("engine.version")
+    if not replaced(installed, str(running)):
+        return []
+    return [Finding(check="build", level="warning", said=f"The running server is {adapter.name} {running}; installed is {installed}.",
+                    why="Every launch, and the server that is brought back after a study, is the installed one: the study measures its baseline anew on it.",
+                    do="Restart the server first, if users are to keep what they have; or install its version again.")]  # fmt: skip
 
 
 async def _model(box: Box, adapter: Engine, argv: Sequence[str]) -> list[Finding]:

@@ -53,7 +53,7 @@ async def _survey(box: Box, spec: StudySpec, usual: LaunchSpec | None) -> Effect
     # Everything that does not need another answer is asked at once, over the one connection.
     async with _together() as group:
         asked = group.create_task(_flags(box, adapter, launch))
-        told = group.create_task(_version(box, adapter, launch))
+        told = group.create_task(installed_version(box, adapter, launch))
         worker = leading(original) if original is not None and original.before else original
         looked = group.create_task(_look(box, hello, worker, simulated=spec.host.kind == "sim"))
         logs = group.create_task(read_log_files(box, worker.logs, worker) if worker is not None else _nothing())
@@ -232,7 +232,8 @@ async def _flags(box: Box, adapter: Engine, launch: LaunchSpec) -> tuple[FlagTab
     return FlagTable(known=False), b""
 
 
-async def _version(box: Box, adapter: Engine, launch: LaunchSpec) -> str | None:
+async def installed_version(box: Box, adapter: Engine, launch: LaunchSpec) -> str | None:
+    """The version of the build that a launch starts now; None where it does not say."""
     done = await box.command(adapter.version_argv(launch.argv), env=dict(launch.env), timeout_s=60, cwd=launch.cwd)
     words = done.stdout.decode("utf-8", "replace").split()
     return words[-1] if done.exit == 0 and words else None

@@ -11,10 +11,13 @@ from click.testing import CliRunner
 from optimizer.box.box import Box
 from optimizer.box.results import ServerProcess
 from optimizer.cli import main
+from optimizer.engines.registry import engine
+from optimizer.model.entry import GENESIS, Entry, EntryKind
 from optimizer.model.study import HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
 from optimizer.report.doctor_view import doctor_text
+from optimizer.report.prose import sentence
 from optimizer.runner import doctor
 from optimizer.transport.local import LocalTransport
 
@@ -130,3 +133,38 @@ def test_what_is_odd_about_the_running_server(change: dict[str, object], check: 
 def test_a_journal_folder_that_cannot_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     assert doctor.local(tmp_path / "runs")[0].level == "problem"
+
+
+def test_a_server_whose_program_was_upgraded_under_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What runs is 0.5.12, what every launch would start is 0.5.13."""
+    program = tmp_path / "python3"
+    program.write_text("#!/bin/sh\necho 0.5.13\n")
+    program.chmod(0o755)
+    running = {"server_info.json": b'{"version": "0.5.12+cu129"}'}
+
+    async def served(*_: object) -> dict[str, bytes]:
+        return dict(running)
+
+    async def build() -> list[doctor.Finding]:
+        box = Box(LocalTransport(env={}, home=tmp_path))
+        try:
+            return await doctor._build(box, engine("sglang"), LaunchSpec(argv=(str(program), *SGLANG)))
+        finally:
+            await box.close()
+
+    monkeypatch.setattr(doctor, "endpoint_files", served)
+    (finding,) = asyncio.run(build())
+    assert (finding.check, finding.level) == ("build", "warning") and finding.said == "The running server is sglang 0.5.12+cu129; installed is 0.5.13."
+    running["server_info.json"] = b'{"version": "0.5.13+cu130"}'
+    assert asyncio.run(build()) == []
+    running.clear()
+    assert asyncio.run(build()) == []
+
+
+@pytest.mark.parametrize(("told", "said"), [("0.5.12", True), ("0.5.13", False), (None, False)])
+def test_the_journal_says_that_launches_are_of_another_build_than_what_runs(told: str | None, said: bool) -> None:
+    facts = [{"name": "engine.version", "value": told}] if told else []
+    body = {"step": "observe", "outcome": {"status": "done", "duration_s": 1.0, "body": {
+        "engine": "sglang", "engine_version": "0.5.13", "original": True, "evidence": {"facts": facts, "missing": []}}}}  # fmt: skip
+    entry = Entry(seq=2, at_utc="", epoch=1, kind=EntryKind.OUTCOME, key="2", cause=None, body=body, prev=GENESIS, hash=GENESIS)
+    assert ("The server that runs is 0.5.12: every launch" in sentence(entry)) is said
