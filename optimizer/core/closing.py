@@ -103,6 +103,12 @@ def ending_of(state: State, plan: Plan) -> tuple[str, str]:
         ranked = [str(row["id"]) for row in state.ranked]
         return "unreachable_by_configuration", _with_handover(why, sorted(handed, key=lambda item: -_place(ranked, str(item.get("hypothesis")))))
     tested = [belief for belief in state.beliefs.values() if belief.tried]
+    lacking = unmeasured(state)
+    if lacking:
+        best = f" Best confirmed: {confirmed.value:.4g}." if state.promoted and confirmed else ""
+        which = "; ".join(f"{name}: {why}" for name, why in list(lacking.items())[:3])
+        said = "1 idea could not be measured; what it would bring" if len(lacking) == 1 else f"{len(lacking)} ideas could not be measured; what they would bring"
+        return "not_met", f"{said} is not known: {which}.{best}{claims.unshown(state, state.base_arm)}"
     if not tested:
         return "nothing_to_tune", _why_nothing(state) + claims.unshown(state, state.base_arm)
     if state.promoted:
@@ -112,6 +118,13 @@ def ending_of(state: State, plan: Plan) -> tuple[str, str]:
         best = f" Best confirmed: {confirmed.value:.4g}." if confirmed else ""
         return "not_met", f"Everything that ranked was tried.{best}{claims.unshown(state, state.base_arm)}"
     return "not_met", f"Everything that ranked was tried and nothing was kept.{claims.unshown(state, state.base_arm)}"
+
+
+def unmeasured(state: State) -> dict[str, str]:
+    """Ideas that were put aside because no launch of theirs gave a valid measurement, each with why. Nothing is known against them."""
+    if not since.decides_by(state.spec, since.UNMEASURED_IS_OPEN):
+        return {}
+    return {name: belief.reason.rstrip(".") for name, belief in state.beliefs.items() if belief.status == "deferred" and belief.verdict == "invalid"}
 
 
 def _why_nothing(state: State) -> str:

@@ -13,7 +13,7 @@ from optimizer.ceiling.reach import out_of_reach as reach
 from optimizer.ceiling.shape import shape_from_config, shape_from_facts
 from optimizer.ceiling.waterfall import bucket_share as share_of
 from optimizer.ceiling.waterfall import observed_efficiency
-from optimizer.core import since
+from optimizer.core import closing, since
 from optimizer.core.once import once, once_for
 from optimizer.core.plan import Plan
 from optimizer.core.roofline import ceiling_facts
@@ -188,7 +188,10 @@ def out_of_reach(state: State, plan: Plan, rows: Sequence[Mapping[str, Any]]) ->
     inputs = baseline_inputs(state, plan)
     if primary is None or primary.metric != "output_tokens_per_s" or inputs is None or isinstance(inputs.waterfall, NoCeiling):
         return "none", ""
-    open_predictions = [(str(row["addresses"]), float(row["ratio"][1])) for row in rows if row["testable"] and row["ratio"]]
+    unmeasured = closing.unmeasured(state)
+    if any(row["ratio"] is None for row in rows if row["id"] in unmeasured):
+        return "none", ""  # nothing bounds what it would have brought
+    open_predictions = [(str(row["addresses"]), float(row["ratio"][1])) for row in rows if row["ratio"] and (row["testable"] or row["id"] in unmeasured)]
     current = max(result.value for result in state.base_arm.results)
     answer = reach(primary.value, current, inputs.waterfall, open_predictions, first_words=not since.decides_by(state.spec, since.UNITS_SAID),
                    told=_largest_told(state) if since.decides_by(state.spec, since.LOSS_AS_TOLD) else None)  # fmt: skip

@@ -25,6 +25,7 @@ SHARED_CREDIT: Final = 5  # of one launch with several causes each is credited w
 PROMPTS_TOLD_APART: Final = 6  # what prompts that stop decode take is told apart from decode, in ceilings, drafts and expectations
 SIDE_VALIDITY_SAID: Final = 6  # a verdict says of a level beside the target's that one of its measurements is not valid
 LEFT_IF_IT_SERVES: Final = 6  # with --finish leave only a server that serves is left; else the one that ran before is brought back
+UNMEASURED_IS_OPEN: Final = 6  # an idea of which no launch could be measured is not counted as tried: what it may bring is not known
 
 
 def decides_by(spec: StudySpec | None, rule: int) -> bool:

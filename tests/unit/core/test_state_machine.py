@@ -421,3 +421,16 @@ def test_whatever_happens_it_ends_within_budget_and_clean(seed, original, rate, 
     left = set(box.running) - {ORIGINAL}
     assert not left or [step for step in box.calls if isinstance(step, Secure)][-1].keep in left
     assert verify(log.read(), lambda seq: PLAN).mismatches == ()
+
+
+@pytest.mark.parametrize(("how", "told"), [(invalid_point, "No valid measurement"), (lambda: Failed(cause="bench_failed", message="the guard is gone", retryable=True), "the guard is gone")])
+def test_what_could_not_be_measured_is_not_said_to_be_out_of_reach(how, told):
+    """Nothing is known against an idea whose every measurement was spoilt from outside: the target is missed, not unreachable."""
+
+    box = ModelBox(EAGER, speed, fault=lambda step, number: how() if isinstance(step, Measure) and step.purpose == "candidate" else None)
+    state, log = run(box, target="5000tps@16")
+    belief = state.beliefs["cuda-graph-disabled"]
+    assert (belief.status, belief.verdict) == ("deferred", "invalid")
+    assert state.closed["ending"] == "not_met"
+    assert "could not be measured" in state.closed["reason"] and told in state.closed["reason"]
+    assert "by configuration" not in state.closed["reason"] and verify(log.read(), lambda seq: PLAN).mismatches == ()
