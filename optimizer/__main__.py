@@ -8,13 +8,42 @@ from types import TracebackType
 
 def main() -> None:
     """The command line. Ctrl-C while it is still being loaded ends it as quietly as later; what nobody foresaw is said to be a bug."""
+    _open_streams()
+    if not os.environ.get("HOME", "").startswith("/"):
+        os.environ.pop("HOME", None)  # empty (cron, some containers) or relative: the user's entry says where the home is
     sys.excepthook = _bug
     try:
         from optimizer.cli import main as command
 
-        command()
+        try:
+            command()
+        finally:
+            _flushed()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _open_streams() -> None:
+    """Streams that the caller closed (cron, daemons) lead nowhere. Left closed, their numbers would go to the next file that is opened,
+    the journal for one, and a child that writes to its standard output would write into it."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            found = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one, as those below it are open
+            os.set_inheritable(found, True)
+            setattr(sys, name, open(found, mode, closefd=False))  # noqa: SIM115 - for the life of the process
+
+
+def _flushed() -> None:
+    """What was said has left, or this raises: the interpreter, which flushes at its exit, would say so in words of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has nowhere to go
+        if error.errno == errno.EPIPE:  # the reader has what it wanted (`| head`)
+            raise SystemExit(1) from None
+        raise
 
 
 # What a file system or a limit of this machine says: nobody's bug, and it comes wherever something is written.

@@ -95,6 +95,8 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, expired)
     signal.setitimer(signal.ITIMER_REAL, float(request["deadline_s"]))
+    if not os.path.isabs(os.environ.get("HOME", "")):
+        os.environ.pop("HOME", None)  # empty (cron, some containers) or relative: the user's entry says where the home is
     root = os.path.abspath(request.get("root") or os.path.join(os.path.expanduser("~"), ".optimizer"))
     request.setdefault("lock_wait_s", 20.0)
     request.update(root=root, python=sys.executable, crash_point=_crash_point, link_lost=_link_lost)

@@ -5,6 +5,8 @@ import ast
 import importlib.util
 import inspect
 import json
+import os
+import pwd
 import re
 import subprocess
 import sys
@@ -143,3 +145,40 @@ def test_a_full_disk_is_no_bug(words: list[str], said: str) -> None:
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.startswith("optimize: No space left on device: /runs/s/stop.\n"), done.stderr
     assert said in done.stderr and "bug" not in done.stderr and "Traceback" not in done.stderr
+
+
+def _with(streams: str, code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    words = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", code]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "", **env})
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_the_caller_closed_lead_nowhere(closed: str, tmp_path: Path) -> None:
+    """Cron and daemons start commands so. No file of ours may get the number of a stream: a child would write into it."""
+    told = tmp_path / "told"
+    code = f"""import os, subprocess, sys, optimizer.cli as cli
+def command():
+    with open({str(told)!r}, "w") as file:
+        print("lost", sys.stdout.isatty(), file=sys.stderr); print("lost")
+        subprocess.run(["sh", "-c", "echo child; echo child >&2; cat"], stdin=None if sys.stdin.fileno() != 0 else subprocess.DEVNULL)
+        file.write(str(file.fileno()))
+cli.main = command
+from optimizer.__main__ import main; main()"""
+    done = _with(closed, code)
+    assert done.returncode == 0 and int(told.read_text()) > 2, (done.stderr, told.read_text())
+
+
+def test_what_could_not_be_said_is_an_error_and_a_reader_that_has_enough_is_none() -> None:
+    """The interpreter's own words for it, at its exit, would say neither what happened nor what to do."""
+    code = "import optimizer.cli as cli\ncli.main = lambda: print('said')\nfrom optimizer.__main__ import main; main()"
+    full = _with(">/dev/full", code)
+    assert (full.returncode, full.stderr.splitlines()[0]) == (1, "optimize: No space left on device."), full.stderr
+    gone = _with("| true", "import time, optimizer.cli as cli\ncli.main = lambda: (time.sleep(1), print('said'))\nfrom optimizer.__main__ import main; main()")
+    assert gone.stderr == "", gone.stderr
+
+
+@pytest.mark.parametrize("home", ["", "here"])
+def test_a_home_that_is_no_folder_is_that_of_the_users_entry(home: str) -> None:
+    code = "import pathlib, optimizer.cli as cli\ncli.main = lambda: print(pathlib.Path.home())\nfrom optimizer.__main__ import main; main()"
+    done = _with("", code, HOME=home)
+    assert done.stdout.strip() == pwd.getpwuid(os.getuid()).pw_dir, done
