@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from optimizer.box.box import Box
+from optimizer.box.plain.look import APART
 from optimizer.box.results import FoundServers, Hello, ServerProcess
 from optimizer.core.fits import VISIBLE
 from optimizer.engines.base import Engine
@@ -186,6 +187,11 @@ def _refuse_out_of_reach(box: Box, spec: StudySpec, server: ServerProcess) -> No
     if not server.env_readable:
         raise Unfit(f"The server on {box.name} (process {server.pid}) belongs to another user, so it cannot be relaunched as it was.",
                     hint="Run the tool as the user that runs the server, or describe the launch with --launch.")  # fmt: skip
+    if server.supervisor is not None and server.supervisor.startswith(APART) and server.control is None:
+        raise Unfit(
+            f"The server on {box.name} (process {server.pid}) runs in {server.supervisor}. Once it is stopped nobody outside could start it again.",
+            hint="Stop it, and describe how it is started with --launch 'apptainer exec IMAGE …' (or enroot, unshare); the study then starts it that way.",
+        )
     if server.supervisor is not None and server.supervisor.startswith("container") and not spec.host.prefix:
         raise Unfit(
             f"The server on {box.name} (process {server.pid}) runs in {server.supervisor}; its command means nothing outside.",

@@ -267,7 +267,7 @@ def supervisor_of(pid: int) -> str | None:
     own = procfs.read("/proc/self/cgroup")
     theirs = procfs.read("/proc/%d/cgroup" % pid)
     if not theirs or theirs == own:
-        return None
+        return _apart(pid)
     found = None
     for line in procfs.text(theirs).splitlines():
         path = line.split(":", 2)[-1]
@@ -276,7 +276,33 @@ def supervisor_of(pid: int) -> str | None:
             return "container " + (container.group(1) if container else path.rsplit("/", 1)[-1])
         units = [part for part in path.split("/") if part.endswith(".service") and not part.startswith("user@")]
         found = found or (units[-1] if units else None)
-    return found
+    return found or _apart(pid)
+
+
+APART = "a mount namespace of its own"
+
+
+def _apart(pid: int) -> str | None:
+    """The program, directory or files of this process are other ones for us, or none: a container without a control group of its own
+    (apptainer, enroot, pyxis, unshare). What only its mounts hold is gone when it ends."""
+    if procfs.link("/proc/%d/ns/mnt" % pid) == procfs.link("/proc/self/ns/mnt"):
+        return None
+    root = b"/proc/%d/root" % pid
+    paths = [procfs.link("/proc/%d/exe" % pid), procfs.link("/proc/%d/cwd" % pid)]
+    for word in procfs.argv(pid):
+        paths += [part for part in word.split(b"=") if part.startswith(b"/")]
+    for path in paths:
+        try:
+            inside = os.stat(root + path) if path is not None else None
+        except OSError:
+            continue  # not seen there either, or not to be looked at
+        try:
+            outside = os.stat(path) if path is not None else None
+        except OSError:
+            outside = None
+        if inside is not None and (outside is None or (inside.st_dev, inside.st_ino) != (outside.st_dev, outside.st_ino)):
+            return "%s (%s is not the same outside)" % (APART, procfs.text(path or b""))
+    return None
 
 
 def status_ids(pid: int) -> tuple[int, int, list[int]]:

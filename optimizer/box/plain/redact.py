@@ -5,7 +5,6 @@ not shown. It never stores a value."""
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote
 
 from optimizer.box.plain import procfs
 
@@ -76,11 +75,14 @@ def secret_variable(name: str, value: str) -> bool:
     )
 
 
+_QUOTED = re.compile("%([0-7][0-9A-Fa-f])")
+
+
 def _quoted_secret(value: str) -> bool:
     """Whether a credential stands in it as in an address: ``api%5Fkey%3D...``."""
     if "%" not in value:
         return False
-    plain = unquote(value)
+    plain = _QUOTED.sub(lambda match: chr(int(match.group(1), 16)), value)
     return plain != value and (secret_value(plain) or _SECRET_INSIDE.search(plain) is not None)
 
 

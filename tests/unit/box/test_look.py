@@ -4,7 +4,9 @@ import asyncio
 import itertools
 import json
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,10 +16,15 @@ import pytest
 
 from optimizer.box.box import Box
 from optimizer.box.plain import look, procfs
+from optimizer.box.plain.look import APART
 from optimizer.box.results import ShimRefused
 from optimizer.errors import PythonMissing, UsageError
 from optimizer.model.canonical import canonical_json
+from optimizer.model.study import HostSpec, StudySpec
+from optimizer.model.target import Target
+from optimizer.model.workload import Workload
 from optimizer.runner.hosts import parse_launch
+from optimizer.runner.survey import Unfit, _refuse_out_of_reach
 
 from .test_launch import Server, said
 
@@ -205,3 +212,31 @@ async def test_box_without_python(tmp_path: Path) -> None:
 
     with pytest.raises(PythonMissing, match="python3: not found"):
         await Box(NoPython()).hello()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("own_files", [True, False])
+async def test_a_server_whose_files_only_its_own_mounts_hold_is_kept_apart(
+    own_files: bool, box: Box, server: Callable[..., list[str]], free_port: int, tmp_path: Path, spawn: Callable
+) -> None:
+    """apptainer, enroot, `unshare -m`: no control group tells of them, and nobody outside could start the server again."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mount namespace may be made here")
+    folder = tmp_path / "image"
+    folder.mkdir()
+    python, script, *rest = server(free_port)
+    program = shlex.join([python, str(folder / "server.py" if own_files else script), *rest])
+    mount = f"mount -t tmpfs none {folder} && cp {script} {folder}/server.py && " if own_files else ""
+    process = spawn(["unshare", "-m", "sh", "-c", f"{mount}exec {program}"], stdout=subprocess.DEVNULL)
+    while await box.port_free(free_port):
+        assert process.poll() is None
+        await asyncio.sleep(0.02)
+    (found,) = (one for one in (await box.find_servers(free_port)).servers if one.pid == process.pid)
+    if not own_files:
+        assert found.supervisor is None
+        return
+    assert found.supervisor == f"{APART} ({folder}/server.py is not the same outside)"
+    with pytest.raises(Unfit, match="nobody outside could start it again"):
+        _refuse_out_of_reach(box, StudySpec(study="s", host=HostSpec(name="here", kind="local"), target=Target(), workload=Workload()), found)
+    with pytest.raises(ShimRefused) as refused:
+        await box.secure("s1", found)
+    assert refused.value.kind == "supervised"
