@@ -105,7 +105,7 @@ def _intent(body: Mapping[str, Any]) -> str:
         case "propose":
             return _asked_sampler(step)
         case "restore":
-            return "Bringing the original server back."
+            return "Bringing the original server back, and waiting until it listens; Ctrl-C leaves that to the guard on the box."
     return str(step["kind"])
 
 
