@@ -31,7 +31,16 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.sweeps import spread  # noqa: E402
 from benchmarks.sweeps.forking import Forked, Forks  # noqa: E402
-from tests.crash.killing import MET, PROMOTED, finished, kill_at_random, killed, random_gaps  # noqa: E402
+from tests.crash.killing import (  # noqa: E402
+    MET,
+    PROMOTED,
+    finished,
+    kill_at_moments,
+    kill_at_random,
+    killed,
+    random_gaps,
+    random_moments,
+)
 from tests.e2e.fastbox import FastBox, check_ledger, entries, wait_until  # noqa: E402
 from tests.e2e.pdbox import NAMES, PDBox  # noqa: E402
 
@@ -74,7 +83,7 @@ def left_as_found(box: FastBox, owned: bool) -> None:
     assert box.serving_argv() == ([box.argv] if owned else []), box.serving_argv()
 
 
-# ---- the coordinator killed at random -------------------------------------------------------------------------------------
+# ---- the coordinator killed at random: at a passage of a named point, or from outside at any moment ---------------------------
 
 
 class ForkedBox(FastBox):
@@ -91,7 +100,7 @@ class ForkedBox(FastBox):
         return process
 
 
-def kills(seed: int, folder: Path) -> dict[str, Any]:
+def kills(seed: int, folder: Path, killed_from: Callable[[FastBox, str], int]) -> dict[str, Any]:
     """Of ten seeds nine fork their coordinators, one begins each with a new interpreter."""
     new = seed % 10 == 0
     if not new and not hasattr(ForkedBox, "forks"):
@@ -99,7 +108,7 @@ def kills(seed: int, folder: Path) -> dict[str, Any]:
     box = FastBox(folder) if new else ForkedBox(folder)
     try:
         study = spread.name_with_ports(f"random{seed}")
-        deaths = kill_at_random(box, study, random_gaps(seed))
+        deaths = killed_from(box, study)
         done = finished(box, study)
         cpu_s = sum(process.cpu_s for process in box.processes if isinstance(process, Forked))
         return {"seed": seed, "study": study, "deaths": deaths, "launches": done.json["launches"], "started": len(box.starts()), "new_interpreters": new, "cpu_s": cpu_s}
@@ -294,7 +303,10 @@ def on_a_box(check: Callable[..., None], *given: Any, made: type[FastBox] = Fast
 
 def families(first: int, count: int) -> dict[str, list[Case]]:
     return {
-        "kills": [Case(f"seed {seed}", partial(kills, seed)) for seed in range(first, first + count)],
+        "kills": [Case(f"seed {seed}", partial(kills, seed, killed_from=partial(kill_at_random, gaps=random_gaps(seed)))) for seed in range(first, first + count)],
+        "moments": [
+            Case(f"seed {seed}", partial(kills, seed, killed_from=partial(kill_at_moments, moments=random_moments(seed)))) for seed in range(1, 101)
+        ],
         "signals": [Case(f"{how} at: {phase}", on_a_box(signalled, phase, how)) for phase in PHASES for how in ("SIGINT", "SIGTERM", "twice")],
         "gone": [
             Case(f"killed at: {phase}, {'an original' if owned else 'none'}", on_a_box(gone, phase, owned)) for phase in PHASES for owned in (True, False)

@@ -3,7 +3,9 @@ pytest is."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import subprocess
 from collections.abc import Iterator
 
 from optimizer.journal.files import is_unfinished
@@ -63,3 +65,30 @@ def kill_at_random(box: FastBox, study: str, gaps: Iterator[int]) -> int:
         if begun(box, study):
             words = ["resume", study, "--json"]
     return deaths
+
+
+def random_moments(seed: int) -> Iterator[float]:
+    """Seconds from the start of a coordinator to its death, soon and late by turns; the late ones grow, so that the study gets on wherever."""
+    rng, late_s = random.Random(seed), 4.0
+    while True:
+        yield rng.uniform(0.0, 1.5)
+        yield rng.uniform(1.0, late_s)
+        late_s *= 1.25
+
+
+def kill_at_moments(box: FastBox, study: str, moments: Iterator[float]) -> int:
+    """Killed from outside, wherever it happens to be, until one lives to the end of the study."""
+    words, deaths = box.study(study, "--finish", "restore"), 0
+    while True:
+        process = box.start(*words)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(next(moments))
+        process.kill()
+        done = box.finish(process)
+        if done.exit != -9:
+            assert done.exit in (0, 3), f"exit {done.exit}\n{done.err}"
+            return deaths
+        deaths += 1
+        assert deaths < 40, "the study does not get on"
+        if begun(box, study):
+            words = ["resume", study, "--json"]
