@@ -35,8 +35,8 @@ class FakeBox:
         return Holder(study=self.study, coordinator_name="c", since_unix_s=0, gone=False) if self.study else None
 
 
-def find(box: FakeBox, launch: LaunchSpec | None = None, usual: LaunchSpec | None = None) -> Any:
-    spec = StudySpec(study="now", host=HostSpec(name="box", kind="local"), target=Target(), workload=Workload(), launch=launch)
+def find(box: FakeBox, launch: LaunchSpec | None = None, usual: LaunchSpec | None = None, port: int | None = None) -> Any:
+    spec = StudySpec(study="now", host=HostSpec(name="box", kind="local"), target=Target(), workload=Workload(), launch=launch, port=port)
     real: Any = box
     return asyncio.run(find_target(real, spec, usual))[2]
 
@@ -50,6 +50,15 @@ def test_a_server_that_an_earlier_study_left_running_is_a_server_like_any_other(
 def test_a_launch_of_a_study_at_work_is_none(launch_id: str, holder: str | None) -> None:
     with pytest.raises(Unfit, match="No inference server runs"):
         find(FakeBox(server(launch_id=launch_id), holder=holder))
+
+
+def test_a_server_that_still_loads_is_waited_for_and_none_is_started_beside_it() -> None:
+    loading = server().model_copy(update={"ports": ()})
+    with pytest.raises(Unfit, match=r"to listen on port 30000 \(process 77\) does not listen yet") as error:
+        find(FakeBox(loading), port=30000)
+    assert "second one beside it" in error.value.hint
+    with pytest.raises(Unfit, match="No inference server runs"):
+        find(FakeBox(loading), port=30001)
 
 
 def test_the_described_server_is_found_where_it_runs() -> None:
