@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import stat
 import sys
 import tomllib
@@ -103,7 +104,7 @@ def prepare_box(name: str, root: Path, time_scale: float | None = None, seed: in
             target.symlink_to(interpreter)
     _script(
         binaries / "nvidia-smi",
-        f"#!/bin/sh\nexec '{binaries}/python3' -I -S '{home}/nvidia_smi.py' \"$@\"\n",
+        f"#!/bin/sh\nexec {shlex.quote(str(binaries / 'python3'))} -I -S {shlex.quote(str(home / 'nvidia_smi.py'))} \"$@\"\n",
     )
     (home / "nvidia_smi.py").write_text(
         f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(ROOT)!r})\nfrom simbox.gpu import nvidia_smi\n"

@@ -34,6 +34,13 @@ def test_boxes_are_listed_and_an_unknown_name_says_so(tmp_path: Path) -> None:
         prepare_box("h200-7b", tmp_path, 0.0)
 
 
+def test_any_folder_will_do_for_a_box(tmp_path: Path) -> None:
+    """Its tools are scripts of a shell, which reads names in its own way."""
+    made = prepare_box("h200-7b", tmp_path / "it's a $HOME \"ü\"")
+    asked = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], env=made.env, capture_output=True, text=True, timeout=60, check=False)
+    assert (asked.returncode, asked.stdout.split()) == (0, ["0"]), asked.stderr
+
+
 def test_a_seed_is_another_box_of_its_kind_and_stays_it(tmp_path: Path) -> None:
     def seed(root: Path) -> int:
         return int(json.loads((root / "sim-h200-7b/box.json").read_text())["seed"])
