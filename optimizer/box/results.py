@@ -3,6 +3,7 @@ about the record itself."""
 
 from typing import Any, Literal
 
+from optimizer.box.plain.look import ASKED
 from optimizer.box.plain.procfs import overlaps
 from optimizer.errors import BoxBusy, BoxError
 from optimizer.model.base import FiniteFloat, Frozen
@@ -115,6 +116,7 @@ class ServerProcess(Frozen):
     supervisor: str | None
     control: str | None = None  # the command that stops it through its supervisor, where one is known
     launch_id: str | None
+    unreached: dict[str, str] = {}  # port -> why what is sent to it over the loopback does not get there
     # Of a deployment this is the process that clients talk to, and these are the others in the order of their start.
     before: tuple["ServerProcess", ...] = ()
     described: bool = False  # it shows neither: argv and env are what the user says that it was started with
@@ -170,9 +172,6 @@ class Launched(LaunchState):
     """``launched`` is False when the key had been claimed before: then this is what became of that launch."""
 
     launched: bool
-
-
-ASKED = "127.0.0.1"  # where load and questions go, on the box itself
 
 
 class Listener(Frozen):

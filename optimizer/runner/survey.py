@@ -160,6 +160,8 @@ async def find_target(box: Box, spec: StudySpec, usual: LaunchSpec | None = None
                 f"(process {same[0].pid}{left}): {command_text(same[0].argv, 300)}",
                 hint="What was measured beside it would be wrong. To tune that server, leave --launch away; else stop it first.",
             )
+        for one in same[:1]:
+            _refuse_unreached(box, one, port_of(adapter, spec.launch))
         return adapter, spec.launch, same[0] if same else None
     if not running and (why := why_not_whole(found.servers)):
         raise Unfit(f"No server on {box.name} can be tuned by itself. {why.strip()}", hint="docs/deployments.md says how a deployment is described.")
@@ -183,6 +185,9 @@ async def find_target(box: Box, spec: StudySpec, usual: LaunchSpec | None = None
         _refuse_out_of_reach(box, spec, one)
     adapter = _adapter_of(server, spec)
     assert adapter is not None
+    for one in server.processes:
+        if (its := engine_behind(one)) is not None:
+            _refuse_unreached(box, one, port_of(its, found_launch(one, its)))
     # --help of the same build, and launch.sh, must find what the server finds.
     return adapter, found_launch(server, adapter), server
 
@@ -201,6 +206,15 @@ def _refuse_out_of_reach(box: Box, spec: StudySpec, server: ServerProcess) -> No
             f"The server on {box.name} (process {server.pid}) runs in {server.supervisor}; its command means nothing outside.",
             hint="Enter the container (--inside 'docker exec -i NAME', where the server is not its main process), or describe with --launch how the "
             "same engine starts on the host; the container is then stopped and started again through its own tool.",
+        )
+
+
+def _refuse_unreached(box: Box, server: ServerProcess, port: int) -> None:
+    """Everything is sent to the loopback: who answers there has to be this server, or somebody else's service gets the load."""
+    if why := server.unreached.get(str(port)):
+        raise Unfit(
+            f"The server on {box.name} (process {server.pid}) does not answer at 127.0.0.1, port {port}: {why}.",
+            hint="Load is sent over the loopback. Start the server with --host 127.0.0.1 or 0.0.0.0, on a port that nobody else has there.",
         )
 
 

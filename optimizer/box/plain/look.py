@@ -381,9 +381,11 @@ def find_servers(request: dict[str, Any]) -> dict[str, Any]:
         engine = engine_of([procfs.text(word) for word in procfs.argv(pid)], also)
         if engine is not None and visible(pid):
             engines[pid] = engine
-    sockets = {one.inode: one.port for one in procfs.listeners()}
+    listening = procfs.listeners()
+    sockets = {one.inode: one.port for one in listening}
     ports: dict[int, set[int]] = {}
-    for inode, owners in procfs.socket_owners(set(sockets)).items():
+    held = procfs.socket_owners(set(sockets))
+    for inode, owners in held.items():
         for pid in owners:
             ports.setdefault(pid, set()).add(sockets[inode])
     mains = [pid for pid in engines if not (procfs.ancestors(processes[pid].ppid, processes) & set(engines))]
@@ -398,7 +400,8 @@ def find_servers(request: dict[str, Any]) -> dict[str, Any]:
     found = []
     for pid in sorted(mains):
         owned = sorted(set().union(*(ports.get(member, set()) for member in trees[pid])))
-        found.append(describe(pid, processes, owned, engines.get(pid), request["root"]))
+        unreached = _unreached(owned, [(one, set(held.get(one.inode, ()))) for one in listening], trees[pid])
+        found.append(dict(describe(pid, processes, owned, engines.get(pid), request["root"]), unreached=unreached))
     unknown = (
         bool(request.get("port"))
         and request["port"] in sockets.values()
@@ -407,6 +410,21 @@ def find_servers(request: dict[str, Any]) -> dict[str, Any]:
     return {"servers": found, "port_owner_hidden": unknown}
 
 
+def _unreached(ports: list[int], sockets: list[tuple[procfs.Listener, set[int]]], tree: set[int]) -> dict[str, str]:
+    """Port -> why what is sent to it over the loopback does not get to these processes."""
+    found = {}
+    for port in ports:
+        own = [one.address for one, owners in sockets if one.port == port and owners & tree]
+        others = [(one, owners) for one, owners in sockets if one.port == port and not owners & tree and procfs.overlaps(one.address, ASKED)]
+        if not any(procfs.overlaps(address, ASKED) for address in own):
+            found[str(port)] = "it listens at %s alone" % ", ".join(own)
+        for one, owners in others[:1]:
+            who = "process %d" % min(owners) if owners else "a process of another user"
+            found[str(port)] = "there %s listens, at %s" % (who, one.address)
+    return found
+
+
+ASKED = "127.0.0.1"  # where load and questions go, on the box itself
 KEY_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "SGLANG_API_KEY")
 
 

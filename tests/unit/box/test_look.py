@@ -24,7 +24,7 @@ from optimizer.model.study import HostSpec, StudySpec
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
 from optimizer.runner.hosts import parse_launch
-from optimizer.runner.survey import Unfit, _refuse_out_of_reach
+from optimizer.runner.survey import Unfit, _refuse_out_of_reach, _refuse_unreached
 
 from .test_launch import Server, said
 
@@ -240,3 +240,40 @@ async def test_a_server_whose_files_only_its_own_mounts_hold_is_kept_apart(
     with pytest.raises(ShimRefused) as refused:
         await box.secure("s1", found)
     assert refused.value.kind == "supervised"
+
+
+HELD = """import socket, sys
+one = socket.socket()
+one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+one.bind((sys.argv[2], int(sys.argv[1])))
+one.listen()
+print("up", flush=True)
+sys.stdin.read()"""
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "why"),
+    [
+        ("127.0.0.1", "127.0.0.2", None),
+        ("0.0.0.0", None, None),
+        ("127.0.0.2", None, "it listens at 127.0.0.2 alone"),
+        ("127.0.0.2", "127.0.0.1", "there process {other} listens, at 127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1", "there process {other} listens, at 127.0.0.1"),
+    ],
+)
+async def test_a_server_that_the_loopback_does_not_reach_is_told(
+    own: str, other: str | None, why: str | None, box: Box, free_port: int, spawn: Callable
+) -> None:
+    """Load would go to whoever answers at 127.0.0.1, and that may be somebody else's service."""
+    started = [spawn([sys.executable, "-c", HELD, str(free_port), at, "--port", str(free_port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+               for at in (own, other) if at]  # fmt: skip
+    assert [one.stdout.readline() for one in started] == [b"up\n"] * len(started)
+    servers = (await box.find_servers(free_port)).servers
+    (found,) = (one for one in servers if one.pid == started[0].pid)
+    said = why.format(other=started[-1].pid) if why else None
+    assert found.unreached.get(str(free_port)) == said
+    if said is None:
+        _refuse_unreached(box, found, free_port)
+    else:
+        with pytest.raises(Unfit, match=f"does not answer at 127.0.0.1, port {free_port}: {said}"):
+            _refuse_unreached(box, found, free_port)
