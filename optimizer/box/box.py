@@ -395,9 +395,9 @@ class Box:
             raise
         return Restored(pid=result["pid"], start_time=result["start_time"], log=result["log"], by_guard=False)
 
-    async def lives(self, pid: int, start_time: int) -> bool:
-        """Whether this very process lives."""
-        return bool((await self._call("listening", 30, pid=pid, start_time=start_time, ports=[]))["alive"])
+    async def family(self, pid: int, start_time: int) -> tuple[int, ...]:
+        """This very process and what descends from it; nothing when it does not live."""
+        return tuple((await self._call("listening", 30, pid=pid, start_time=start_time, ports=[]))["pids"])
 
     async def _listens(self, begun: Mapping[str, Any], timeout_s: float) -> None:
         """Waits until a process of the original that was started again listens: the next one asks it, and so do its users."""

@@ -79,15 +79,18 @@ def _gpus_of(seen: Witness) -> set[str]:
 def _foreign_process(seen: Witness, gpus: set[str]) -> Invalidity | None:
     """On the launch's own GPUs any other process counts. Where nobody can say which are its own, those that came during the load."""
     known = {process.pid for process in seen.before}
-    if gpus:
-        others = {p.pid: p for p in (*seen.before, *seen.after) if p.gpu in gpus and p.pid not in seen.ours}
-    else:
-        others = {p.pid: p for p in seen.after if p.pid not in known} if seen.before else {}
-    large = _large(others.values())
+    new = [p for p in seen.after if p.pid not in known] if seen.before else []
+    large = foreign_processes((*seen.before, *seen.after), seen.ours) if gpus else _large(new)
     if not large:
         return None
     listed = ", ".join(f"process {p.pid} with {p.mib:.0f} MiB" for p in large)
     return Invalidity(code=ValidityCode.FOREIGN_PROCESS, detail=f"not of this launch, on its GPUs during the load: {listed}")
+
+
+def foreign_processes(processes: Sequence[GpuProcess], ours: Sequence[int]) -> list[GpuProcess]:
+    """Processes with memory of their own on the GPUs that those of ``ours`` use; none where none of ``ours`` is listed."""
+    gpus = {one.gpu for one in processes if one.pid in ours}
+    return _large({one.pid: one for one in processes if one.gpu in gpus and one.pid not in ours}.values())
 
 
 def _large(processes: Iterable[GpuProcess]) -> list[GpuProcess]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from optimizer.box.box import Box
 from optimizer.box.results import Hello, ServerProcess
 from optimizer.core.builds import replaced
+from optimizer.core.witness import foreign_processes
 from optimizer.engines.base import Engine
 from optimizer.engines.environment import surroundings
 from optimizer.errors import OptimizerError
@@ -32,6 +33,7 @@ from optimizer.runner.survey import (
     installed_version,
     port_of,
 )
+from optimizer.runner.witness import gpu_processes
 
 Level = Literal["ok", "warning", "problem"]
 OPEN_FILES = 4096  # one socket per stream, and what the server opens for its shards
@@ -80,6 +82,8 @@ async def examine(box: Box, spec: StudySpec) -> list[Finding]:
     found += _server(original) if original is not None else [_described(launch.argv)]
     if original is None:
         found += _busy_gpus(gpus[1])
+    elif hello.nvidia_smi is not None:
+        found += await _company(box, original)
     found.append(await _help(box, adapter, launch.argv, launch.env, launch.cwd))
     found += await _model(box, adapter, launch.argv)
     if original is not None:
@@ -169,6 +173,18 @@ def _busy_gpus(used: Sequence[tuple[str, int | None]]) -> list[Finding]:
     return [Finding(check="foreign load", level="problem", said=f"No server runs, yet GPU memory is in use ({', '.join(busy)}).",
                     why="Somebody else's job would be measured as well, and the launch may not fit.",
                     do="End it (nvidia-smi lists the processes), or choose other GPUs with CUDA_VISIBLE_DEVICES.")]  # fmt: skip
+
+
+async def _company(box: Box, original: ServerProcess) -> list[Finding]:
+    """Whoever else holds memory of the GPUs that the server uses: a measurement in that company is not used."""
+    ours = tuple([pid for one in original.processes for pid in await box.family(one.pid, one.start_time)])
+    others = foreign_processes(await gpu_processes(box), ours)
+    if not others:
+        return []
+    listed = ", ".join(f"process {one.pid} with {one.mib:.0f} MiB" for one in others)
+    return [Finding(check="foreign load", level="problem", said=f"Others are at work on the GPUs of this server: {listed}.",
+                    why="What is measured beside them cannot be compared and is not used, so a study would find nothing out.",
+                    do="End them for the time of the study, or move them to other GPUs.")]  # fmt: skip
 
 
 def _described(argv: Sequence[str]) -> Finding:

@@ -529,7 +529,7 @@ class LiveExecutor:
         """What became of the original where a process of it has ended while nobody of us has stopped it; else nothing."""
         original = self.session.known.original
         for one in original.processes if original is not None else ():
-            if not await self.box.lives(one.pid, one.start_time):
+            if not await self.box.family(one.pid, one.start_time):
                 log = (await self.box.read_file(one.logs[0], -END_BYTES)).data if one.logs else b""
                 _, message, line = exit_class(log, None)
                 return f"The original server (process {one.pid}) ended while it was measured{f': {message}' if line else '.'}"
@@ -539,7 +539,7 @@ class LiveExecutor:
         """Before the guard that holds the original goes: one that nobody of us has stopped and that ended all the same is brought back."""
         status = await self.box.guard_status(self.spec.study)
         held = status.guard.original if status.guard is not None and status.fired is None else None
-        if held is None or all([await self.box.lives(one.pid, one.start_time) for one in (*held.before, held)]):
+        if held is None or all([await self.box.family(one.pid, one.start_time) for one in (*held.before, held)]):
             return {}
         return {"original_restarted": (await self.box.restore_original(self.spec.study)).pid}
 

@@ -76,6 +76,8 @@ async def measure(
         await asyncio.sleep(SETTLE_S / spec.time_scale)
         await load(index, level, None)
     ours: tuple[int, ...] = ()
+    if step.launch == ORIGINAL and session.known.original is not None:
+        ours = tuple([pid for one in session.known.original.processes for pid in await box.family(one.pid, one.start_time)])
     if step.launch != ORIGINAL:
         state = await box.state(spec.study, step.launch)
         ours = state.pids

@@ -99,13 +99,16 @@ class Watch:
         return b""
 
     async def _processes(self) -> tuple[GpuProcess, ...]:
-        if not self._smi:
-            return ()
-        with contextlib.suppress(BoxError, LinkLost):
-            done = await self._box.command(_APPS, timeout_s=15)
-            if done.exit == 0:
-                return app_rows(done.stdout.decode("utf-8", "replace"))
-        return ()
+        return await gpu_processes(self._box) if self._smi else ()
+
+
+async def gpu_processes(box: Box) -> tuple[GpuProcess, ...]:
+    """What nvidia-smi lists on the GPUs of a box; nothing where it does not answer."""
+    with contextlib.suppress(BoxError, LinkLost):
+        done = await box.command(_APPS, timeout_s=15)
+        if done.exit == 0:
+            return app_rows(done.stdout.decode("utf-8", "replace"))
+    return ()
 
 
 def in_flight(metrics: str) -> float | None:

@@ -295,11 +295,11 @@ def _outputs(folder: Folder, study: str, record: dict[str, Any]) -> Any:
 
 
 def listening(request: dict[str, Any]) -> dict[str, Any]:
-    """Whether the process (pid, start_time) lives and its family listens on all of ``ports``."""
+    """Whether the process (pid, start_time) lives and its family (``pids``) listens on all of ``ports``."""
     pid = int(request["pid"])
     if not procfs.same(pid, int(request["start_time"])):
-        return {"alive": False, "listening": False}
+        return {"alive": False, "listening": False, "pids": []}
     members = procfs.descendants([pid], procfs.table()) | {pid}
     sockets = {one.inode: one.port for one in procfs.listeners()}
     owned = {sockets[inode] for inode, owners in procfs.socket_owners(set(sockets)).items() if set(owners) & members}
-    return {"alive": True, "listening": set(store.numbers(request["ports"])) <= owned}
+    return {"alive": True, "listening": set(store.numbers(request["ports"])) <= owned, "pids": sorted(members)}

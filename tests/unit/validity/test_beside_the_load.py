@@ -6,17 +6,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from optimizer.box.box import Box
-from optimizer.core.witness import GpuProcess, GpuSample, Witness, judge
+from optimizer.box.results import ServerProcess
+from optimizer.core.witness import GpuProcess, GpuSample, Witness, foreign_processes, judge
 from optimizer.engines.simulator import prepare_box
 from optimizer.engines.simulator.simbox.gpu import start_ticks
 from optimizer.model.measurement import ADVICE, ValidityCode
+from optimizer.runner import doctor
 from optimizer.runner.witness import Watch, app_rows, in_flight, table_samples
 from optimizer.transport.local import LocalTransport
 
@@ -189,6 +193,27 @@ def test_processes_of_other_gpus_and_small_ones_do_not_count() -> None:
     assert found(Witness(before=(mine, other), after=(mine, other), ours=(77,))) == []
     assert found(Witness(before=(mine,), after=(mine, tenant), ours=(77,))) == [ValidityCode.FOREIGN_PROCESS]
     assert found(Witness(after=(mine,), ours=(77,))) == []
+    assert foreign_processes((mine, other, agent, tenant), (10,)) == [tenant] and foreign_processes((mine, tenant), (77,)) == []
+
+
+@pytest.mark.fault("F36")
+async def test_a_stranger_on_the_gpu_of_the_running_server_is_told_before_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By doctor, with the processes of the server itself and of its children as ours."""
+    server = subprocess.Popen([sys.executable, "-c", "import subprocess, sys; subprocess.run(['sleep', '60'])"], start_new_session=True)
+    try:
+        for _ in range(500):
+            if children := Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split():
+                break
+            await asyncio.sleep(0.02)
+        box = Box(LocalTransport(home=tmp_path))
+        rows = tuple(GpuProcess(pid=pid, gpu="a", mib=5_000) for pid in (server.pid, int(children[0]), 1))
+        monkeypatch.setattr(doctor, "gpu_processes", lambda box: asyncio.sleep(0, rows))
+        original = ServerProcess.model_construct(pid=server.pid, start_time=start_ticks(server.pid), before=())
+        (finding,) = await doctor._company(box, original)
+        assert (finding.check, finding.level) == ("foreign load", "problem") and finding.said.endswith("process 1 with 5000 MiB.")
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def test_an_open_loop_may_have_any_number_open() -> None:
