@@ -92,5 +92,25 @@ def process_start(pid: int) -> str | None:
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
+def driven_by(pid: int, file: Path) -> tuple[Path, ...] | None:
+    """The journals that a process has open when ``file`` is none of them: a copied journal names the process that drives the one it was
+    copied from. None where it has it open, or that cannot be seen."""
+    try:
+        wanted, handles = file.stat(), list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None
+    others = set()
+    for handle in handles:
+        try:
+            status, target = handle.stat(), handle.readlink()
+        except OSError:
+            continue
+        if (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
+            return None
+        if target.name == file.name:
+            others.add(target)
+    return tuple(sorted(others)) or None
+
+
 def _ask(*argv: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()

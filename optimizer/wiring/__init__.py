@@ -38,6 +38,7 @@ from optimizer.errors import (
     UsageError,
 )
 from optimizer.journal import Holder, Journal, Place
+from optimizer.journal.lease import driven_by
 from optimizer.knowledge.library import Library, library_from_files, load_library
 from optimizer.knowledge.load import find_knowledge, read_files
 from optimizer.model.entry import Entry, EntryKind
@@ -614,10 +615,16 @@ async def _diagnose_live(spec: StudySpec, folder: Path, known: Library, usual: L
 
 
 def holder_of(place: Place) -> Holder | None:
-    """The process that is driving a study, if it lives; of a study in a store it may be on another machine."""
+    """The process that is driving a study, if it lives; of a study in a store it may be on another machine. Raises UsageError for a copy
+    of a study's folder: that process drives the study that it was copied from."""
     with Journal.open(place, write=False) as journal:
         holder = journal.holder()
-    return holder if holder is not None and holder.alive else None
+    if holder is None or not holder.alive:
+        return None
+    if isinstance(place, Path) and (others := driven_by(holder.pid, place / "journal.db" if place.is_dir() else place)):
+        raise UsageError(f"{place} is a copy: the process that its journal names ({holder.pid}) drives {', '.join(map(str, others))}.",
+                         hint=f"To end the study itself: optimize stop {others[0].parent}; a copy can be deleted.")  # fmt: skip
+    return holder
 
 
 def not_surveyed(told: str) -> BoxError:
