@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import signal
 import sys
@@ -20,9 +21,9 @@ _LIMITS = [name for name in ("RLIMIT_NOFILE", "RLIMIT_MEMLOCK", "RLIMIT_STACK", 
 
 
 def surroundings(pid: int) -> dict[str, Any]:
-    """What a process inherited that is neither argument nor environment: CPU affinity, limits, umask. A relaunch
+    """What a process inherited that is neither argument nor environment: CPU affinity, NUMA memory policy, limits, umask. A relaunch
     without them would measure another machine."""
-    found: dict[str, Any] = {"affinity": None, "limits": {}, "umask": None}
+    found: dict[str, Any] = {"affinity": None, "limits": {}, "umask": None, "memory": _memory_policy(pid)}
     for line in (procfs.read("/proc/%d/status" % pid) or b"").splitlines():
         if line.startswith(b"Umask:"):
             found["umask"] = int(line.split()[1], 8)
@@ -40,6 +41,8 @@ def prepare(surroundings: dict[str, Any], identity: dict[str, Any] | None) -> No
         usable = set(surroundings["affinity"]) & set(range(os.cpu_count() or 1))
         if usable:
             os.sched_setaffinity(0, usable)
+    if surroundings.get("memory"):
+        _place_memory(*surroundings["memory"])
     if surroundings.get("umask") is not None:
         os.umask(surroundings["umask"])
     for name, (soft, hard) in (surroundings.get("limits") or {}).items():
@@ -47,10 +50,48 @@ def prepare(surroundings: dict[str, Any], identity: dict[str, Any] | None) -> No
             resource.setrlimit(getattr(resource, name), (soft, hard))
         except (OSError, ValueError):
             pass  # a hard limit above ours needs privilege: the process then keeps the login's limit
+    if identity and identity["uid"] == os.geteuid() and set(identity["groups"]) != set(os.getgroups()):
+        try:
+            os.setgroups(identity["groups"])  # what they open, a GPU's device file say, depends on them
+        except OSError:
+            pass  # only root may: the process then keeps the login's groups
     if identity and identity["uid"] != os.geteuid():
         os.setgroups(identity["groups"])
         os.setgid(identity["gid"])
         os.setuid(identity["uid"])
+
+
+_POLICY = re.compile(rb"[0-9a-f]+ ([a-z]+(?: [a-z(]+\)?)?)(?:=[a-z|]+)?:([0-9,-]+) ")
+_MODES = {"prefer": 1, "bind": 2, "interleave": 3, "prefer (many)": 5, "weighted interleave": 6}
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+
+
+def _memory_policy(pid: int) -> list[Any] | None:
+    """(mode, NUMA nodes) that ``numactl`` has given the process; None for the kernel's own. The first mapping, the program itself, has
+    that of its process; the rest is not read, since the kernel would walk all its pages."""
+    match = _POLICY.match(procfs.read("/proc/%d/numa_maps" % pid, 4096) or b"")
+    if match is None or match.group(1).decode("ascii") not in _MODES:
+        return None
+    nodes: list[int] = []
+    for part in match.group(2).decode("ascii").split(","):
+        first, _, last = part.partition("-")
+        nodes += range(int(first), int(last or first) + 1)
+    return [match.group(1).decode("ascii"), nodes]
+
+
+def _place_memory(mode: str, nodes: list[int]) -> None:
+    """Sets the caller's memory policy, which the program that it becomes keeps. Where the kernel refuses, it stays as it is."""
+    number = _SET_MEMPOLICY.get(os.uname().machine)
+    if number is None or mode not in _MODES or not nodes or max(nodes) > 1023:
+        return
+    try:
+        import ctypes
+    except ImportError:
+        return
+    mask = (ctypes.c_uint64 * 17)()
+    for node in nodes:
+        mask[node // 64] |= 1 << (node % 64)
+    ctypes.CDLL(None).syscall(number, _MODES[mode], mask, ctypes.c_ulong(1025))
 
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from optimizer.box.box import Box
-from optimizer.box.plain import guarded
+from optimizer.box.plain import guarded, look
+from optimizer.box.plain import spawn as spawn_
 from optimizer.box.results import GuardFired, ServerProcess, ShimRefused
 from optimizer.errors import NeedsOperator
 
@@ -232,6 +233,57 @@ async def test_a_service_at_the_originals_own_address_is_in_its_way(box: Box, or
     taker.kill()
     taker.wait()
     assert (await box.restore_original("s1", timeout_s=30)).pid != seen.pid
+
+
+def given_groups_and_memory() -> None:
+    """In the child: as a login of other groups, and as ``numactl --membind 0``, would start it."""
+    if os.geteuid() == 0:
+        os.setgroups([4, 27])
+    spawn_._place_memory("bind", [0])
+
+
+def groups_and_memory(pid: int) -> tuple[list[int], list | None]:
+    return sorted(look.status_ids(pid)[2]), spawn_._memory_policy(pid)
+
+
+@pytest.mark.parametrize(
+    ("line", "policy"),
+    [
+        (b"557fbd692000 default file=/usr/bin/python3 mapped=4", None),
+        (b"557fbd692000 bind:0 file=/usr/bin/python3", ["bind", [0]]),
+        (b"557fbd692000 interleave:0-2,5 file=/usr/bin/python3", ["interleave", [0, 1, 2, 5]]),
+        (b"557fbd692000 prefer (many):1 file=/usr/bin/python3", ["prefer (many)", [1]]),
+        (b"557fbd692000 bind=static:1 file=/usr/bin/python3", ["bind", [1]]),
+        (b"557fbd692000 local file=/usr/bin/python3", None),
+        (None, None),
+    ],
+)
+def test_memory_policies_that_the_kernel_prints(line: bytes | None, policy: list | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spawn_.procfs, "read", lambda *_: line)
+    assert spawn_._memory_policy(1) == policy
+
+
+async def test_groups_and_memory_policy_are_those_that_the_original_had(
+    box: Box, server: Server, free_port: int, tmp_path: Path, spawn: Callable
+) -> None:
+    process = spawn(server(free_port), stdout=(tmp_path / "log").open("ab"), preexec_fn=given_groups_and_memory)
+    while await box.port_free(free_port):
+        await asyncio.sleep(0.02)
+    had = groups_and_memory(process.pid)
+    if os.geteuid() == 0:
+        assert had[0] == [4, 27]
+    assert had[1] in (["bind", [0]], None)  # None: a kernel without NUMA, or one that lets nobody choose
+    seen = next(one for one in (await box.find_servers(free_port)).servers if one.pid == process.pid)
+    await box.secure("s1", seen, **QUICK)
+    await box.stop_original("s1", seen, term_s=2)
+    launched = await box.launch("s1", "1", seen.argv, port=free_port, base="guard")
+    await said(box, "s1", "1")
+    assert launched.pid is not None and groups_and_memory(launched.pid) == had
+    restored = await box.restore_original("s1", timeout_s=30)
+    try:
+        assert groups_and_memory(restored.pid) == had
+    finally:
+        os.kill(restored.pid, signal.SIGKILL)
 
 
 async def test_an_original_that_wrote_to_a_pipe_writes_to_the_kept_log(
