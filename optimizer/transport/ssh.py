@@ -36,6 +36,10 @@ class _NotStarted(Exception):
     """The connection died before the command had read a byte."""
 
 
+class _NoRoom(_NotStarted):
+    """The connection lives and carries no more commands at a time (sshd's MaxSessions)."""
+
+
 async def _end_with_channel(connection: asyncssh.SSHClientConnection, process: "asyncssh.SSHClientProcess[bytes]",
                             streams: Sequence[asyncio.Task[None]]) -> None:  # fmt: skip
     """Returns once the channel or its connection has ended, and the streams with it. Raises ConnectionLost when the streams do not say so
@@ -62,6 +66,8 @@ async def _open(connection: asyncssh.SSHClientConnection, line: str) -> "asyncss
         if not opening.done():
             raise _NotStarted("the connection ended")
         return opening.result()
+    except asyncssh.ChannelOpenError as error:
+        raise (_NotStarted if connection.is_closed() else _NoRoom)(str(error)) from error
     except (asyncssh.Error, OSError, AssertionError, AttributeError) as error:
         # The last two are asyncssh's own, when the link breaks between two answers of the server.
         raise _NotStarted(str(error) or "the connection ended") from error
@@ -232,6 +238,14 @@ class SSHTransport:
             connection, python = await self._connected()
             try:
                 return await self._execute(connection, command(python, self._prefix), stdin, timeout_s, on_stdout)
+            except _NoRoom:
+                # Another one for this call alone: what runs over the first one goes on.
+                async with await self._dial() as spare:
+                    try:
+                        return await self._execute(spare, command(python, self._prefix), stdin, timeout_s, on_stdout)
+                    except _NotStarted as error:
+                        raise LinkLost(f"{self.name} starts no command, over a new connection neither: {error}", why="This call did nothing: its command was never read.",
+                                       hint="sshd's MaxSessions there must be 1 or more.") from error  # fmt: skip
             except _NotStarted as error:
                 # The command has read nothing, so it has done nothing: a connection that died while idle is made again.
                 self._drop(connection)

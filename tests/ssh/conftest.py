@@ -53,7 +53,8 @@ class Sshd:
     def trust(self) -> None:
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {self.host_key.export_public_key().decode()}")
 
-    def start(self, **set_env: str) -> None:
+    def start(self, *lines: str, **set_env: str) -> None:
+        """``lines``: more of its configuration."""
         env = {"HOME": str(self.home), "PATH": f"{sys.base_prefix}/bin:{os.environ['PATH']}", **set_env}
         config = self.folder / "sshd_config"
         config.write_text(
@@ -61,6 +62,7 @@ class Sshd:
             f"AuthorizedKeysFile {self.folder}/authorized_keys\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
             "PermitRootLogin prohibit-password\nMaxStartups 100\n"
             "SetEnv " + " ".join(f'"{name}={value}"' for name, value in env.items()) + "\n"
+            + "".join(f"{line}\n" for line in lines)
         )
         assert SSHD is not None
         if os.geteuid() == 0:

@@ -70,6 +70,21 @@ async def test_a_study_like_session(sshd: Sshd, connect: Connect, free_port: int
     assert not (sshd.home / ".optimizer").exists()
 
 
+async def test_one_session_a_connection(sshd: Sshd, connect: Connect) -> None:
+    """A hardened sshd carries one command at a time on a connection (MaxSessions): others go over their own, and none is broken off."""
+    sshd.start("MaxSessions 1")
+    box = Box(connect())
+    await box.lock("s1")
+    first = asyncio.create_task(box.run_job(b"import time\nprint('begun', flush=True)\ntime.sleep(2)\nprint('whole')", b"", "s1:j", 60, (lines := []).append))
+    while not lines:
+        await asyncio.sleep(0.02)
+    assert [done.stdout for done in await asyncio.gather(*(box.command(["echo", str(number)]) for number in range(3)))] == [b"0\n", b"1\n", b"2\n"]
+    assert not first.done() or lines == [b"begun", b"whole"]
+    assert (await first).exit == 0 and lines == [b"begun", b"whole"]
+    await box.unlock("s1")
+    await box.transport.close()
+
+
 async def test_user_config_with_agent_and_jump_host(
     sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
