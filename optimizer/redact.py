@@ -195,6 +195,11 @@ def _is_password(name: str) -> bool:
     return re.search(r"passw|secret|api[_\-]?key", name, re.IGNORECASE) is not None
 
 
+def words_text(words: Sequence[str]) -> str:
+    """A command as people may read it: its words in one line, without the secrets among them."""
+    return " ".join(Redactor().value(list(words)))
+
+
 _CONTROL = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

@@ -71,7 +71,7 @@ def parse_host(text: str) -> HostSpec:
         return HostSpec(name=name, kind="local")
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"The host name {text!r} has characters that no SSH alias has.",
+            f"The host name {re.sub(':[^@]*@', ':…@', text)!r} has characters that no SSH alias has.",
             hint="Use an alias from ~/.ssh/config (user, port and jump host belong there), `localhost`, or `sim:NAME`.",
         )
     return HostSpec(name=name, kind="ssh")

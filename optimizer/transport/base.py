@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from optimizer.errors import UsageError
+from optimizer.redact import words_text
 
 # The Python code of the constant command: it executes a program that arrives on standard input, preceded by its length.
 BOOTSTRAP = "import sys;r=sys.stdin.buffer;exec(r.read(int(r.readline())))"
@@ -33,13 +34,13 @@ def prefix_of(text: str | Sequence[str]) -> tuple[str, ...]:
     words = tuple(text.split() if isinstance(text, str) else text)
     if not words or words[0].startswith("-") or "=" in words[0] or not all(_WORD.fullmatch(word) for word in words):
         raise UsageError(
-            f"{' '.join(words)!r} cannot be used to enter a container: it must be plain words without quotes, blanks or shell signs.",
+            f"{words_text(words)!r} cannot be used to enter a container: it must be plain words without quotes, blanks or shell signs.",
             hint="Examples: --inside 'docker exec -i sglang', --inside 'kubectl exec -i pod-0 --', --inside 'podman exec -i vllm'.",
         )
     tool = words[0].rpartition("/")[2]
     attached = any(word == "--interactive" or (word.startswith("-") and not word.startswith("--") and "i" in word) for word in words[1:])
     if tool in ("docker", "podman", "nerdctl", "kubectl", "crictl") and "exec" in words and not attached:
-        raise UsageError(f"{' '.join(words)!r} does not hand standard input into the container.", hint=f"Add -i: {tool} exec -i …")
+        raise UsageError(f"{words_text(words)!r} does not hand standard input into the container.", hint=f"Add -i: {tool} exec -i …")
     return words
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from optimizer.crashpoint import crash_point
 from optimizer.errors import PythonMissing
+from optimizer.redact import Redactor, words_text
 from optimizer.transport.base import (
     ANSWER,
     BOOTSTRAP,
@@ -79,7 +80,7 @@ class LocalTransport:
                 return name
             said = said or (err or out).decode("utf-8", "replace").strip()[-300:]
         raise PythonMissing(
-            f"`{' '.join(self.prefix)}` reaches no usable Python 3.8 or newer. It said: {said or 'nothing'}",
+            f"`{words_text(self.prefix)}` reaches no usable Python 3.8 or newer. It said: {Redactor().text(said) or 'nothing'}",
             hint="Check the name of the container; it needs a Python with its standard library, nothing else.",
         )
 

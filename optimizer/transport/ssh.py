@@ -13,6 +13,7 @@ import asyncssh
 
 from optimizer.crashpoint import crash_point
 from optimizer.errors import AuthRefused, BoxError, HostKeyChanged, HostUnknown, LinkLost, OptimizerError, PythonMissing
+from optimizer.redact import words_text
 from optimizer.transport.base import (
     ERROR_TAIL_BYTES,
     OUTPUT_CAP_BYTES,
@@ -228,7 +229,7 @@ class SSHTransport:
         raise PythonMissing(
             f"{self.name} has no usable Python 3.8 or newer. It said: {said or 'nothing'}",
             hint="The tool needs a Python with its standard library on the box and installs nothing itself: install python3."
-            + (f" `{' '.join(self._prefix)}` must reach a container that has one." if self._prefix else ""),
+            + (f" `{words_text(self._prefix)}` must reach a container that has one." if self._prefix else ""),
         )
 
     async def run(

@@ -19,7 +19,7 @@ import pytest
 from optimizer.box.box import Box
 from optimizer.errors import PythonMissing, UsageError
 from optimizer.model.study import HostSpec
-from optimizer.runner.hosts import HostDescription, resolved_host
+from optimizer.runner.hosts import HostDescription, parse_host, resolved_host
 from optimizer.transport.base import command, prefix_of
 from optimizer.transport.local import LocalTransport
 from optimizer.transport.ssh import SSHTransport
@@ -154,6 +154,17 @@ async def test_a_container_that_is_not_there_is_told(tmp_path: Path) -> None:
         await LocalTransport(prefix=("no-such-tool-of-anybody", "exec", "-i", "x")).run(b"", 5)
     with pytest.raises(PythonMissing, match="reaches no usable Python"):
         await LocalTransport(prefix=("false",)).run(b"", 5)
+
+
+async def test_secrets_among_the_words_that_enter_a_container_are_not_repeated() -> None:
+    words = ("false", "exec", "-e", "HF_TOKEN=hf_abcdefghijklmnopqrst", "-e", "MY_PW=hunter2pw", "--env=API_KEY=plain1key", "-i", "nope")
+    with pytest.raises(PythonMissing) as told:
+        await LocalTransport(prefix=words).run(b"", 5)
+    text = " ".join(told.value.parts)
+    assert "HF_TOKEN=«redacted:" in text and not [word for word in ("hf_abc", "hunter2pw", "plain1key") if word in text]
+    with pytest.raises(UsageError) as refused:
+        parse_host("bob:hunter2pw@gpu")
+    assert "hunter2pw" not in " ".join(refused.value.parts) and "bob:…@gpu" in refused.value.message
 
 
 @pytest.mark.parametrize(
