@@ -215,6 +215,10 @@ class Box:
             gone=result["gone"], elsewhere=result["elsewhere"], coordinator_alive=result["coordinator_alive"],
         )  # fmt: skip
 
+    async def strangers(self) -> tuple[tuple[int, int], ...]:
+        """(pid, uid) of what studies of other users run on the box."""
+        return tuple((one["pid"], one["uid"]) for one in (await self._call("holder", 20, patience_s=900, bootstrap=BOOTSTRAP))["strangers"])
+
     async def left_by(self, study: str) -> bool:
         """Whether a study of this name has files on the box: launches, a guard, the record of an original."""
         return bool((await self._call("holder", 20, patience_s=900, study=study))["left"])
@@ -224,7 +228,7 @@ class Box:
     async def lock(self, study: str, patience_s: float = 900) -> None:
         """Takes the box for a study; raises BoxLocked naming the holder. A holder that has provably gone is replaced;
         one on another machine counts as gone when it and its guard have been silent for ``patience_s``."""
-        await self._call("lock", 40, study=study, coordinator=_coordinator(), patience_s=patience_s)
+        await self._call("lock", 40, study=study, coordinator=_coordinator(), patience_s=patience_s, bootstrap=BOOTSTRAP)
 
     async def unlock(self, study: str) -> bool:
         """True when the box was held by this study."""

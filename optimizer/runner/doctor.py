@@ -131,6 +131,9 @@ def _clock(hello: Hello, asked: float, answered: float) -> Finding:
 
 async def _holder(box: Box, spec: StudySpec) -> Finding:
     holder = await box.holder()
+    for pid, uid in await box.strangers():
+        return Finding(check="lock", level="problem", said=f"A study of another user (uid {uid}) is at work on this box: process {pid}.",
+                       why="Two studies on one box measure each other.", do="Wait for it, or ask that user to end it.")  # fmt: skip
     if holder is None:
         return Finding(check="lock", level="ok", said="No study holds the box.")
     if holder.elsewhere is not None:
@@ -259,6 +262,11 @@ async def _model(box: Box, adapter: Engine, argv: Sequence[str]) -> list[Finding
 
 
 async def _logs(box: Box, original: ServerProcess) -> list[Finding]:
+    if not original.logs and original.lost_output is not None:
+        return [Finding(check="log", level="warning", said=f"The running server writes into {original.lost_output}.",
+                        why="That cannot be opened again: what a server that is brought back writes goes to a file in ~/.optimizer/kept on the box, and its "
+                        "start-up facts stay unknown until then.",
+                        do="Restart it with its output in a file (> server.log 2>&1), if somebody reads it.")]  # fmt: skip
     if not original.logs:
         return [Finding(check="log", level="warning", said="The running server writes no log file that can be found.",
                         why="Its start-up facts stay unknown until it is relaunched.",

@@ -8,10 +8,12 @@ import shutil
 import time
 from typing import Any
 
-from optimizer.box.plain import procfs
+from optimizer.box.plain import look, procfs
 from optimizer.box.plain.family import family_of
 from optimizer.box.plain.procfs import Refused
 from optimizer.box.plain.store import Folder, Lock, checked, read_record, refuse_unsafe, unwritable, write_record
+
+STRANGER_S = 30.0
 
 
 def tidy(folder: Folder) -> None:
@@ -124,7 +126,7 @@ def lock_box(request: dict[str, Any]) -> dict[str, Any]:
     record.update({key: value for key, value in request["coordinator"].items() if key.startswith("coordinator_")})
     with Lock(folder, request["lock_wait_s"]):
         holder = read_record(os.path.join(path, "holder.json"))
-        taken_over = None
+        taken_over, same_one = None, False
         if holder is not None:
             refuse_elsewhere(folder, holder)
             machines = {one["coordinator_machine"] for one in (holder, record) if one.get("coordinator_machine")}
@@ -141,6 +143,8 @@ def lock_box(request: dict[str, Any]) -> dict[str, Any]:
                               % (holder.get("study"), holder.get("coordinator_name"), holder.get("study")),
                               holder=holder)  # fmt: skip
             taken_over = None if same_one else holder
+        if not same_one:  # who holds the box already may always end what it has begun
+            refuse_strangers(request)
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
@@ -149,6 +153,28 @@ def lock_box(request: dict[str, Any]) -> dict[str, Any]:
             raise unwritable(path, error)
         write_record(os.path.join(path, "holder.json"), record)
     return {"taken_over": taken_over}
+
+
+def strangers(bootstrap: str, age_s: float) -> list[dict[str, Any]]:
+    """Guards and jobs of this tool that other users have on this box, in homes that we may not see: pid and uid. Their command line is
+    the same as ours everywhere; a call that only looks is over before ``age_s``."""
+    words, now = procfs.raw(bootstrap), float((procfs.read("/proc/uptime") or b"0").split()[0])
+    found = []
+    for one in procfs.table().values():
+        if procfs.argv(one.pid)[-1:] != [words]:
+            continue
+        uid = look.status_ids(one.pid)[0]
+        old = now - one.start_time / os.sysconf("SC_CLK_TCK") >= age_s
+        if uid not in (-1, os.geteuid()) and old:
+            found.append({"pid": one.pid, "uid": uid})
+    return found
+
+
+def refuse_strangers(request: dict[str, Any]) -> None:
+    """Two studies on one box measure each other, whoever they belong to."""
+    for one in strangers(request.get("bootstrap") or "", float(request.get("stranger_s", STRANGER_S))) if request.get("bootstrap") else []:
+        raise Refused("box_locked", "A study of another user (uid %d) is at work on this box: process %d is its guard, or a load of it. Two "
+                      "studies on one box would measure each other. Wait for it, or ask that user to end it." % (one["uid"], one["pid"]))  # fmt: skip
 
 
 def refuse_others(folder: Folder, study: str) -> None:
@@ -184,6 +210,7 @@ def box_holder(request: dict[str, Any]) -> dict[str, Any]:
         paths = [folder.study(study), os.path.join(folder.root, "runs", study)]
     return {
         "holder": holder,
+        "strangers": strangers(request["bootstrap"], STRANGER_S) if request.get("bootstrap") else [],
         "gone": holder is not None and _gone(folder, holder, float(request["patience_s"])),
         "elsewhere": _elsewhere(folder, holder) if holder is not None else None,
         "coordinator_alive": _coordinator_alive(holder) if holder is not None else None,

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from optimizer.box.box import Box
+from optimizer.box.plain import holder
+from optimizer.box.plain.procfs import Refused
+from optimizer.box.program import BOOTSTRAP
 from optimizer.box.results import BoxLocked, ShimRefused
 from optimizer.runner.doctor import _basics
 
@@ -53,8 +56,8 @@ async def test_second_coordinator_is_refused_and_told_who_holds_the_box(box: Box
     finally:
         other.kill()
         other.wait()
-    holder = await box.holder()
-    assert holder is not None and holder.gone
+    found = await box.holder()
+    assert found is not None and found.gone
     await box.lock("mine")
     assert (await box.holder()).study == "mine"  # type: ignore[union-attr]
 
@@ -226,3 +229,26 @@ async def test_records_that_others_may_write_are_not_used(box: Box, home: Path, 
         await box.lock("mine")
     hello = await box.hello()
     assert hello.root_fault is not None and any(one.check == "records" and one.level == "problem" for one in _basics(hello))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
+def test_a_study_of_another_user_is_seen_whatever_its_home(tmp_path: Path) -> None:
+    """Its folder may be closed to us; the command line of its guard is the tool's own. One of our own user is judged by its folder."""
+    ours = subprocess.Popen([sys.executable, "-I", "-c", BOOTSTRAP], stdin=subprocess.PIPE)
+    theirs = subprocess.Popen([sys.executable, "-I", "-c", BOOTSTRAP], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert theirs.stdin is not None and theirs.stdout is not None
+        source = b"import os, time; os.setuid(65534); print('begun', flush=True); time.sleep(600)"
+        theirs.stdin.write(b"%d\n" % len(source) + source)
+        theirs.stdin.flush()
+        assert theirs.stdout.readline() == b"begun\n"
+        assert {"pid": theirs.pid, "uid": 65534} in holder.strangers(BOOTSTRAP, 0.0)
+        assert ours.pid not in [one["pid"] for one in holder.strangers(BOOTSTRAP, 0.0)]
+        assert theirs.pid not in [one["pid"] for one in holder.strangers(BOOTSTRAP, 3600.0)], "a call that looks is no study"
+        request = {"root": str(tmp_path / "r"), "study": "s", "coordinator": {}, "lock_wait_s": 1, "patience_s": 900, "bootstrap": BOOTSTRAP, "stranger_s": 0.0}
+        with pytest.raises(Refused, match="another user \\(uid 65534\\)"):
+            holder.lock_box(request)
+    finally:
+        for one in (ours, theirs):
+            one.kill()
+            one.wait()
