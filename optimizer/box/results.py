@@ -116,6 +116,7 @@ class ServerProcess(Frozen):
     supervisor: str | None
     control: str | None = None  # the command that stops it through its supervisor, where one is known
     launch_id: str | None
+    lost_output: str | None = None  # a pipe or terminal that it writes into, which cannot be opened again
     unreached: dict[str, str] = {}  # port -> why what is sent to it over the loopback does not get there
     # Of a deployment this is the process that clients talk to, and these are the others in the order of their start.
     before: tuple["ServerProcess", ...] = ()

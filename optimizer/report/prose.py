@@ -171,7 +171,7 @@ def _done(step: str, body: Mapping[str, Any]) -> str:
         case "stop":
             return "Stopped: no process of ours left, port free."
         case "restore":
-            return "The original server runs again."
+            return "The original server runs again." + (f" What it writes goes to {body['log']} now: where it went cannot be opened again." if body.get("log") else "")
         case "secure":
             if body.get("guard_restored"):
                 return "The guard had fired: it took our server down and brought back what was there before. Nothing of ours is left."

@@ -337,6 +337,19 @@ def output_files(pid: int) -> dict[str, str | None]:
     return targets
 
 
+def lost_output(pid: int) -> str | None:
+    """Where a process writes, if that is gone once it ends: a pipe with its reader, or a terminal. None for a file and for nothing."""
+    target = procfs.link("/proc/%d/fd/1" % pid) or b""
+    if target.startswith((b"/dev/pts/", b"/dev/tty")):
+        return "the terminal %s" % procfs.text(target)
+    if not target.startswith(b"pipe:"):
+        return None
+    for reader in sorted(procfs.table()):
+        if reader != pid and procfs.link("/proc/%d/fd/0" % reader) == target:
+            return "a pipe to process %d (%s)" % (reader, os.path.basename(procfs.text((procfs.argv(reader) or [b"?"])[0])))
+    return "a pipe"
+
+
 def describe(pid: int, processes: dict[int, procfs.Process], ports: list[int], engine: str | None,
              root: str) -> dict[str, Any]:  # fmt: skip
     """Everything about a server that may leave the box."""
@@ -358,6 +371,7 @@ def describe(pid: int, processes: dict[int, procfs.Process], ports: list[int], e
         "ports": sorted(set(ports)),
         "env": redact.hide_environment({procfs.text(name): procfs.text(value) for name, value in pairs or ()}),
         "env_readable": pairs is not None,
+        "lost_output": lost_output(pid),
         "logs": sorted({path for path in output_files(pid).values() if path}),
         "supervisor": supervisor_of(pid),
         "control": supervised.told(control) if (control := supervised.control_of(pid)) is not None else None,
