@@ -22,6 +22,7 @@ from optimizer.evidence.bundle import bundle_from_files
 from optimizer.model.base import Frozen
 from optimizer.model.flags import FlagTable
 from optimizer.model.study import LaunchSpec, StudySpec
+from optimizer.redact import Redactor
 from optimizer.runner.collecting import endpoint_files
 from optimizer.runner.phrases import command_text
 from optimizer.runner.survey import (
@@ -79,7 +80,7 @@ async def examine(box: Box, spec: StudySpec) -> list[Finding]:
         adapter, launch, original = await find_target(box, spec)
     except (Unfit, OptimizerError) as error:
         return [*found, Finding(check="server", level="problem", said=error.message, why="There is nothing to tune.", do=error.hint)]
-    found += _server(original) if original is not None else [_described(launch.argv)]
+    found += [*_server(original), *await _watched_over(box, original)] if original is not None else [_described(launch.argv)]
     if original is None:
         found += _busy_gpus(gpus[1])
     elif hello.nvidia_smi is not None:
@@ -176,6 +177,27 @@ def _busy_gpus(used: Sequence[tuple[str, int | None]]) -> list[Finding]:
     return [Finding(check="foreign load", level="problem", said=f"No server runs, yet GPU memory is in use ({', '.join(busy)}).",
                     why="Somebody else's job would be measured as well, and the launch may not fit.",
                     do="End it (nvidia-smi lists the processes), or choose other GPUs with CUDA_VISIBLE_DEVICES.")]  # fmt: skip
+
+
+# Parents that do not start what ended again: login shells and what holds them, first processes, terminals.
+_NO_LOOPS = frozenset({"systemd", "init", "sshd", "tini", "dumb-init", "docker-init", "catatonit", "tmux", "screen", "login", "su", "sudo", "containerd-shim", "conmon"})
+_SHELLS = frozenset({"bash", "sh", "dash", "zsh", "fish", "tcsh", "csh", "ksh"})
+
+
+async def _watched_over(box: Box, original: ServerProcess) -> list[Finding]:
+    """A living parent that runs a script of its own: a loop or a watchdog would start the server again as soon as it is stopped."""
+    if original.supervisor is not None or original.launch_id is not None:
+        return []
+    stat = (await box.command(["cat", f"/proc/{original.processes[0].pid}/stat"])).stdout.rpartition(b")")[2].split()
+    parent = int(stat[1]) if len(stat) > 1 else 0
+    words = (await box.command(["cat", f"/proc/{parent}/cmdline"])).stdout.decode("utf-8", "replace").rstrip("\0").split("\0") if parent > 1 else []
+    program = words[0].rpartition("/")[2].lstrip("-").partition(":")[0].rstrip("0123456789.") if words else ""
+    if not program or program in _NO_LOOPS or (program in _SHELLS and not [word for word in words[1:] if word not in ("-l", "-i", "--login")]):
+        return []
+    shown = Redactor().text(" ".join(words))
+    return [Finding(check="parent", level="warning", said=f"Process {parent} ({shown[:80]}) started the server and still runs.",
+                    why="If it is a loop or a watchdog, it starts the server again once it is stopped: nothing can be measured beside it, and the study ends there.",
+                    do="If it is one, end it for the time of the study and describe the launch with --launch.")]  # fmt: skip
 
 
 async def _company(box: Box, original: ServerProcess) -> list[Finding]:

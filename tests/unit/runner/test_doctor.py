@@ -3,6 +3,9 @@
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,3 +171,22 @@ def test_the_journal_says_that_launches_are_of_another_build_than_what_runs(told
         "engine": "sglang", "engine_version": "0.5.13", "original": True, "evidence": {"facts": facts, "missing": []}}}}  # fmt: skip
     entry = Entry(seq=2, at_utc="", epoch=1, kind=EntryKind.OUTCOME, key="2", cause=None, body=body, prev=GENESIS, hash=GENESIS)
     assert ("The server that runs is 0.5.12: every launch" in sentence(entry)) is said
+
+
+@pytest.mark.parametrize(("shell", "warned"), [("while true; do {}; sleep 1; done", True), ("{} & exec sleep 60", False)])
+async def test_a_loop_above_the_server_is_told_before_an_outage(tmp_path: Path, shell: str, warned: bool) -> None:
+    """Its living parent is what would start it again; a program that only waits beside it is named as well, a login shell is not."""
+    server = f"{sys.executable} -c \"import time; print('up', flush=True); time.sleep(60)\""
+    above = subprocess.Popen(["bash", "-c", shell.format(server)], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert above.stdout is not None and above.stdout.readline() == b"up\n"
+        pid = next(int(one) for one in Path(f"/proc/{above.pid}/task/{above.pid}/children").read_text().split())
+        original = ServerProcess.model_construct(pid=pid, before=(), supervisor=None, launch_id=None)
+        found = await doctor._watched_over(Box(LocalTransport(home=tmp_path)), original)
+        assert [one.check for one in found] == ["parent"] and found[0].level == "warning"
+        assert (f"Process {above.pid} (bash -c while true; do" in found[0].said) is warned
+        login = ServerProcess.model_construct(pid=os.getpid(), before=(), supervisor="x.service", launch_id=None)
+        assert await doctor._watched_over(Box(LocalTransport(home=tmp_path)), login) == []
+    finally:
+        os.killpg(above.pid, signal.SIGKILL)
+        above.wait()
