@@ -23,6 +23,7 @@ from optimizer.model.canonical import canonical_json
 from optimizer.model.study import HostSpec, StudySpec
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
+from optimizer.runner.doctor import _logs
 from optimizer.runner.hosts import parse_launch
 from optimizer.runner.survey import Unfit, _refuse_out_of_reach, _refuse_unreached
 
@@ -277,3 +278,14 @@ async def test_a_server_that_the_loopback_does_not_reach_is_told(
     else:
         with pytest.raises(Unfit, match=f"does not answer at 127.0.0.1, port {free_port}: {said}"):
             _refuse_unreached(box, found, free_port)
+
+
+async def test_output_that_cannot_be_opened_again_is_told(box: Box, server: Server, free_port: int, spawn: Callable) -> None:
+    reader = spawn(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process = spawn(server(free_port), stdout=reader.stdin)
+    while await box.port_free(free_port):
+        await asyncio.sleep(0.02)
+    (found,) = (one for one in (await box.find_servers(free_port)).servers if one.pid == process.pid)
+    assert found.logs == () and found.lost_output == f"a pipe to process {reader.pid} (cat)"
+    (finding,) = await _logs(box, found)
+    assert finding.said == f"The running server writes into a pipe to process {reader.pid} (cat)." and "~/.optimizer/kept" in finding.why
