@@ -57,7 +57,10 @@ def messages() -> list[tuple[str, str, str, str]]:
     names = {kind.__name__: kind for kind in classes()}
     found = set()
     for path in sorted((ROOT / "optimizer").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not any(f"{name}(" in text for name in names):
+            continue  # nothing to find: parsing all of it takes seconds
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args:
                 given = {word.arg: _text(word.value) for word in node.keywords}
                 message = _text(node.args[1 if node.func.id == "ShimRefused" else 0])

@@ -4,6 +4,7 @@ import ast
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,12 +55,10 @@ class Other(LocalTransport):
             sys.executable = real
 
 
-# The oldest and the newest Python here that a box may have.
-EDGES = dict.fromkeys([min(supported()), max(supported())])
-
-
-@pytest.mark.parametrize("version", EDGES, ids=lambda version: f"{version[0]}.{version[1]}")
-async def test_under_other_interpreters(version: tuple[int, int], home: Path) -> None:
+@pytest.mark.parametrize("edge", [min, max], ids=["oldest", "newest"])
+async def test_under_other_interpreters(edge: Callable[..., tuple[int, int]], home: Path) -> None:
+    """The oldest and the newest Python here that a box may have."""
+    version = edge(supported())
     box = Box(Other(interpreters()[version], home))
     assert (await box.hello()).python[:2] == version
     await box.lock("s1")

@@ -12,7 +12,7 @@ from optimizer.evidence.units import UNITS
 from optimizer.model.evidence import Fact
 
 ROOT = Path(__file__).parents[3]
-VOCABULARY = yaml.safe_load((ROOT / "playbooks" / "facts.yaml").read_text())
+VOCABULARY = yaml.load((ROOT / "playbooks" / "facts.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 FACTS = {fact["name"]: fact for fact in VOCABULARY["facts"]}
 LAUNCHES = sorted(path.parent for path in (ROOT / "tests" / "recordings").glob("*/*/launch.json"))
 TYPES = {
