@@ -73,8 +73,8 @@ def boot_id() -> str:
     """Identifies this boot of this machine."""
     try:
         return _BOOT_ID.read_text().strip()
-    except FileNotFoundError:  # not Linux
-        return _ask("sysctl", "-n", "kern.boottime")
+    except FileNotFoundError:  # not Linux; macOS moves its boot time with the clock of the day, and has a name for the boot besides
+        return _ask("sysctl", "-n", "kern.bootsessionuuid") or _ask("sysctl", "-n", "kern.boottime")
 
 
 def process_start(pid: int) -> str | None:
@@ -113,4 +113,5 @@ def driven_by(pid: int, file: Path) -> tuple[Path, ...] | None:
 
 
 def _ask(*argv: str) -> str:
-    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
+    # In one spelling: a laptop that travels changes its time zone, and a process that started stays the same one.
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, "TZ": "UTC", "LC_ALL": "C"}).stdout.strip()

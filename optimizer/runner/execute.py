@@ -317,7 +317,7 @@ class LiveExecutor:
             self._heart = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:
-        beat = int(time.time())
+        beat = time.time_ns()  # none that a process before this one has sent, also when the clock was set back
         while True:
             try:
                 if not await self.box.heartbeat(self.spec.study, beat):

@@ -1,6 +1,7 @@
 """Two coordinators on one study: one of them writes, the other is told so, and a dead one never blocks the living."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,3 +110,20 @@ def test_an_impatient_second_writer_waits_for_a_transaction_instead_of_failing(p
         assert journal.append("note", {}, expect=2).seq == 3
         assert time.monotonic() - began > 0.1
         process.wait()
+
+
+@pytest.mark.fault("F38")
+def test_where_there_is_no_proc_a_lease_survives_a_clock_and_a_time_zone_that_are_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS: its boot time moves with the clock of the day, and ps spells a start in the zone of whoever asks."""
+    (tmp_path / "sysctl").write_text('#!/bin/sh\n[ "$2" = kern.bootsessionuuid ] && echo 5A1E-0001 || date +%s%N\n')
+    (tmp_path / "sysctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(lease, "_BOOT_ID", tmp_path / "none")
+    assert lease.boot_id() == lease.boot_id() == "5A1E-0001"
+    if shutil.which("ps") is None:
+        return
+    said = set()
+    for zone in ("UTC", "Asia/Tokyo", "America/New_York"):
+        monkeypatch.setenv("TZ", zone)
+        said.add(lease._ask("ps", "-o", "lstart=", "-p", str(os.getpid())))
+    assert len(said) == 1 and said != {""}
