@@ -79,7 +79,7 @@ async def examine(box: Box, spec: StudySpec) -> list[Finding]:
     try:
         adapter, launch, original = await find_target(box, spec)
     except (Unfit, OptimizerError) as error:
-        return [*found, Finding(check="server", level="problem", said=error.message, why="There is nothing to tune.", do=error.hint)]
+        return [*found, Finding(check="server", level="problem", said=error.message, why="Until then a study does not begin.", do=error.hint)]
     found += [*_server(original), *await _watched_over(box, original)] if original is not None else [_described(launch.argv)]
     if original is None:
         found += _busy_gpus(gpus[1])
