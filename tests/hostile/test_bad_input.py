@@ -228,8 +228,11 @@ def test_journals_that_are_none(here: Path, make: Any) -> None:
 
 @pytest.mark.fault("H25")
 def test_a_study_name_that_is_taken(here: Path) -> None:
+    from optimizer.journal import Journal
+
     (here / "runs/odd").mkdir(parents=True)
-    unopened(here / "runs/odd")
+    with Journal.create(here / "runs/odd/journal.db") as journal:  # with an entry: one without is taken over
+        journal.append("note", {"text": "taken"}, expect=0)
     refused(run("--study", "odd", "--launch", LAUNCH), 2, "optimize resume odd")
 
 
