@@ -49,7 +49,7 @@ _SECRET_INSIDE = re.compile(
 
 # A value that is one long word of letters and digits explains itself by its name, or is taken for a key.
 _RANDOM = re.compile(r"(?=(?:[A-Za-z]*[0-9]){3})(?=(?:[0-9]*[A-Za-z]){3})[A-Za-z0-9+=]{24,}")
-_EXPLAINED = re.compile(r"COMMIT|SHA|HASH|DIGEST|REVISION|VERSION|BUILD|TAG|(^|_)(REF|U?U?ID|HOST(NAME)?|NAME|PATH|DIR|MODEL)(_|$)")
+_EXPLAINED = re.compile(r"COMMIT|SHA|HASH|DIGEST|REVISION|VERSION|BUILD|TAG|MODULETABLE|ID(_|$)|(^|_)(REF|HOST(NAME)?|NAME|PATH|DIR|MODEL)(_|$)")
 
 
 def secret_name(name: str) -> bool:

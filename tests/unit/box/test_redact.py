@@ -110,6 +110,8 @@ def test_masking_is_linear() -> None:
         ("S3_ACCESS", "CaNaRy09a1b2c3d4e5f6071829", True),
         ("GIT_COMMIT", "0123456789abcdef0123456789abcdef01234567", False),
         ("INVOCATION_ID", "0123456789abcdef0123456789abcdef", False),
+        ("PYTEST_XDIST_TESTRUNUID", "0123456789abcdef0123456789abcdef", False),
+        ("_ModuleTable001_", "X01vZHVsZVRhYmxlXz17WyJNVHZlcnNpb24iXT0zLFsiY1JlYnVpbGRUaW1lIl09ZmFsc2U", False),
         ("CUDA_VISIBLE_DEVICES", "GPU-8f2c9e1a-2b3c-4d5e-6f70-8192a3b4c5d6", False),
         ("LONG_WORD", "expandablesegmentseverywhere", False),
         ("NUMBER", "123456789012345678901234567890", False),
