@@ -24,6 +24,7 @@ from optimizer.model.flags import FlagTable
 from optimizer.model.study import LaunchSpec, StudySpec
 from optimizer.redact import Redactor
 from optimizer.runner.collecting import endpoint_files
+from optimizer.runner.logins import lost_at_logout
 from optimizer.runner.phrases import command_text
 from optimizer.runner.survey import (
     FOREIGN_GPU_MIB,
@@ -74,6 +75,10 @@ async def examine(box: Box, spec: StudySpec) -> list[Finding]:
     hello = await box.hello()
     answered = time.time()
     found = [*_basics(hello), _clock(hello, asked, answered), await _holder(box, spec)]
+    if await lost_at_logout(box, hello.user):
+        found.append(Finding(check="logout", level="problem", said=f"logind ends what user {hello.user} has left running when a login ends (KillUserProcesses).",
+                             why="The guard would be ended with the connection, just when it is needed, and the server that was launched with it.",
+                             do="KillExcludeUsers= in /etc/systemd/logind.conf can except this user; then: systemctl restart systemd-logind"))  # fmt: skip
     gpus = await _gpus(box, hello)
     found += gpus[0]
     try:

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from optimizer.box.box import Box
-from optimizer.box.results import ServerProcess
+from optimizer.box.results import CommandOutput, ServerProcess
 from optimizer.cli import main
 from optimizer.engines.registry import engine
 from optimizer.model.entry import GENESIS, Entry, EntryKind
@@ -21,7 +22,7 @@ from optimizer.model.target import Target
 from optimizer.model.workload import Workload
 from optimizer.report.doctor_view import doctor_text
 from optimizer.report.prose import sentence
-from optimizer.runner import doctor
+from optimizer.runner import doctor, logins
 from optimizer.transport.local import LocalTransport
 
 SGLANG = ("-m", "sglang.launch_server", "--model-path", "/nonexistent/model", "--port", "39999")
@@ -190,3 +191,30 @@ async def test_a_loop_above_the_server_is_told_before_an_outage(tmp_path: Path, 
     finally:
         os.killpg(above.pid, signal.SIGKILL)
         above.wait()
+
+
+@pytest.mark.parametrize(
+    ("told", "lost"),
+    [
+        ('b true\nas 0\nas 1 "root"\n', True), ("b false\nas 0\nas 0\n", False), ('b true\nas 0\nas 2 "root" "ml"\n', False), ('b true\nas 1 "ml"\nas 0\n', True),
+        ('b true\nas 1 "other"\nas 0\n', False), ("", False), ("Failed to connect to bus\n", False),
+    ],
+)  # fmt: skip
+def test_a_guard_that_logind_would_end_with_the_login(told: str, lost: bool) -> None:
+    assert logins.ends_with_session(told, "ml") is lost
+
+
+@pytest.mark.parametrize(("place", "lost"), [("0::/user.slice/user-1000.slice/session-3.scope", True), ("0::/system.slice/ssh.service", False)])
+def test_logind_is_asked_only_where_there_is_a_session(place: str, lost: bool) -> None:
+    """The words are what a box with logind answers; none is here."""
+    asked: list[list[str]] = []
+
+    class LoginBox:
+        async def command(self, words: list[str], **_: object) -> CommandOutput:
+            asked.append(words)
+            said = place if words[0] == "cat" else 'b true\nas 0\nas 1 "root"'
+            return CommandOutput(exit=0, stdout=said.encode(), stderr=b"", timed_out=False, truncated=False, not_started=None)
+
+    box: Any = LoginBox()
+    assert asyncio.run(logins.lost_at_logout(box, "ml")) is lost
+    assert (len(asked) == 2) is lost
