@@ -92,6 +92,13 @@ def why_not_whole(servers: Sequence[ServerProcess]) -> str:
                 "start it again as it was. Describe the deployment in a file: --launch deployment.toml (docs/deployments.md). "
             )
             continue
+        named = {port for server in members for port in _row(server).get("workers", ())}
+        if absent := sorted(named - {port for server in servers for port in server.ports}):
+            said.append(
+                f"{', '.join(said_of(group))} serve one address together, and their router also names port {', '.join(map(str, absent))}, where no server "
+                "of this box listens: start that one again, or the router without it. "
+            )
+            continue
         try:
             launch_of([(server.argv, server.env, server.cwd) for server in members])
         except EngineError as error:

@@ -10,6 +10,7 @@ from optimizer.box.results import FoundServers, Holder, ServerProcess
 from optimizer.model.study import HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import Target
 from optimizer.model.workload import Workload
+from optimizer.runner.deployment import why_not_whole
 from optimizer.runner.survey import Unfit, find_target
 
 ARGV = ("/usr/bin/python3", "-m", "sglang.launch_server", "--model-path", "/models/m", "--port", "30000")
@@ -81,3 +82,14 @@ def test_of_several_the_one_that_the_box_is_described_with() -> None:
     with pytest.raises(Unfit, match="Several servers run") as several:
         find(FakeBox(other, server((*ARGV[:-1], "30002"), port=30002).model_copy(update={"pid": 79})), usual=LaunchSpec(argv=ARGV))
     assert "--port" in several.value.hint
+
+
+def test_a_router_one_of_whose_workers_has_ended_names_it() -> None:
+    decode = server((*ARGV[:-1], "12976", "--disaggregation-mode", "decode"), port=12976)
+    words = ("/usr/bin/python3", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--prefill", "http://127.0.0.1:12975",
+             "--decode", "http://127.0.0.1:12976", "--port", "8000")  # fmt: skip
+    router = server(words, port=8000).model_copy(update={"pid": 78, "engine": "router"})
+    said = why_not_whole([decode, router])
+    assert "names port 12975, where no server of this box listens" in said and "router:8000" in said
+    prefill = server((*ARGV[:-1], "12975", "--disaggregation-mode", "prefill"), port=12975).model_copy(update={"pid": 79})
+    assert why_not_whole([prefill, decode, router]) == ""
