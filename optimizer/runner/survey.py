@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from optimizer.box.box import Box
-from optimizer.box.plain.look import APART
+from optimizer.box.plain.look import APART, NO_NETWORK
 from optimizer.box.results import FoundServers, Hello, ServerProcess
 from optimizer.core.fits import VISIBLE
 from optimizer.engines.base import Engine
@@ -166,6 +166,8 @@ async def find_target(box: Box, spec: StudySpec, usual: LaunchSpec | None = None
     if not running and (why := why_not_whole(found.servers)):
         raise Unfit(f"No server on {box.name} can be tuned by itself. {why.strip()}", hint="docs/deployments.md says how a deployment is described.")
     for other in found.servers if not running and spec.port is not None else ():
+        if not _study_of(other):
+            _refuse_other_network(box, other)
         if not other.ports and not _study_of(other) and (known := engine_behind(other)) is not None and known.identity(other.argv, FlagTable(known=False)).port == spec.port:
             raise Unfit(f"The server on {box.name} that is to listen on port {spec.port} (process {other.pid}) does not listen yet: it loads, or hangs.",
                         hint="When it answers, the same command again. Do not start a second one beside it.")  # fmt: skip
@@ -196,6 +198,7 @@ def _refuse_out_of_reach(box: Box, spec: StudySpec, server: ServerProcess) -> No
     if not server.env_readable:
         raise Unfit(f"The server on {box.name} (process {server.pid}) belongs to another user, so it cannot be relaunched as it was.",
                     hint="Run the tool as the user that runs the server, or describe the launch with --launch.")  # fmt: skip
+    _refuse_other_network(box, server)
     if server.supervisor is not None and server.supervisor.startswith(APART) and server.control is None:
         raise Unfit(
             f"The server on {box.name} (process {server.pid}) runs in {server.supervisor}. Once it is stopped nobody outside could start it again.",
@@ -206,6 +209,15 @@ def _refuse_out_of_reach(box: Box, spec: StudySpec, server: ServerProcess) -> No
             f"The server on {box.name} (process {server.pid}) runs in {server.supervisor}; its command means nothing outside.",
             hint="Enter the container (--inside 'docker exec -i NAME', where the server is not its main process), or describe with --launch how the "
             "same engine starts on the host; the container is then stopped and started again through its own tool.",
+        )
+
+
+def _refuse_other_network(box: Box, server: ServerProcess) -> None:
+    """Its ports are not those that are seen here: it is neither found by one nor reached."""
+    if server.supervisor == NO_NETWORK and server.control is None:
+        raise Unfit(
+            f"The server on {box.name} (process {server.pid}) runs in {NO_NETWORK}: its ports are not reached from outside.",
+            hint=f"Enter it: --inside 'nsenter -t {server.pid} -n'. Or start the server in the network of the box.",
         )
 
 

@@ -280,12 +280,21 @@ def supervisor_of(pid: int) -> str | None:
 
 
 APART = "a mount namespace of its own"
+NO_NETWORK = "a network namespace of its own"
+
+
+def _elsewhere(pid: int, kind: str) -> bool:
+    """Whether a process lives in another namespace than we do; one that may not be looked at is taken for a neighbour."""
+    theirs = procfs.link("/proc/%d/ns/%s" % (pid, kind))
+    return theirs is not None and theirs != procfs.link("/proc/self/ns/%s" % kind)
 
 
 def _apart(pid: int) -> str | None:
     """The program, directory or files of this process are other ones for us, or none: a container without a control group of its own
-    (apptainer, enroot, pyxis, unshare). What only its mounts hold is gone when it ends."""
-    if procfs.link("/proc/%d/ns/mnt" % pid) == procfs.link("/proc/self/ns/mnt"):
+    (apptainer, enroot, pyxis, unshare). What only its mounts hold is gone when it ends. Or its ports are not ours."""
+    if _elsewhere(pid, "net"):
+        return NO_NETWORK
+    if not _elsewhere(pid, "mnt"):
         return None
     root = b"/proc/%d/root" % pid
     paths = [procfs.link("/proc/%d/exe" % pid), procfs.link("/proc/%d/cwd" % pid)]

@@ -16,7 +16,7 @@ import pytest
 
 from optimizer.box.box import Box
 from optimizer.box.plain import look, procfs
-from optimizer.box.plain.look import APART
+from optimizer.box.plain.look import APART, NO_NETWORK
 from optimizer.box.results import ShimRefused
 from optimizer.errors import PythonMissing, UsageError
 from optimizer.model.canonical import canonical_json
@@ -241,6 +241,18 @@ async def test_a_server_whose_files_only_its_own_mounts_hold_is_kept_apart(
     with pytest.raises(ShimRefused) as refused:
         await box.secure("s1", found)
     assert refused.value.kind == "supervised"
+
+
+@pytest.mark.parametrize("network", ["another", "ours"])
+async def test_a_server_in_another_network_is_told_from_one_that_still_loads(network: str, box: Box, tmp_path: Path, spawn: Callable) -> None:
+    if subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no network namespace may be made here")
+    (tmp_path / "vllm").write_text("import sys, time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    words = [*(["unshare", "-n"] if network == "another" else []), sys.executable, str(tmp_path / "vllm"), "serve", "m"]
+    process = spawn(words, stdout=subprocess.PIPE)
+    assert await asyncio.to_thread(process.stdout.readline) == b"here\n"
+    (found,) = (one for one in (await box.find_servers(8000)).servers if one.pid == process.pid)
+    assert (found.supervisor, found.ports) == (NO_NETWORK if network == "another" else None, ())
 
 
 HELD = """import socket, sys

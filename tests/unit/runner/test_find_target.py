@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.box.plain.look import NO_NETWORK
 from optimizer.box.results import FoundServers, Holder, ServerProcess
 from optimizer.model.study import HostSpec, LaunchSpec, StudySpec
 from optimizer.model.target import Target
@@ -93,3 +94,11 @@ def test_a_router_one_of_whose_workers_has_ended_names_it() -> None:
     assert "names port 12975, where no server of this box listens" in said and "router:8000" in said
     prefill = server((*ARGV[:-1], "12975", "--disaggregation-mode", "prefill"), port=12975).model_copy(update={"pid": 79})
     assert why_not_whole([prefill, decode, router]) == ""
+
+
+@pytest.mark.parametrize("port", [None, 30000])
+def test_a_server_in_another_network_is_entered_and_not_said_to_load(port: int | None) -> None:
+    apart = server().model_copy(update={"ports": (), "supervisor": NO_NETWORK})
+    with pytest.raises(Unfit, match=r"process 77\) runs in a network namespace of its own") as error:
+        find(FakeBox(apart), port=port)
+    assert "nsenter -t 77 -n" in error.value.hint
