@@ -88,7 +88,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(cwd)}
-    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
 
 def check_optimize(words: list[str]) -> None:
