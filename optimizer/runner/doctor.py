@@ -35,7 +35,7 @@ from optimizer.runner.survey import (
     installed_version,
     port_of,
 )
-from optimizer.runner.witness import gpu_processes
+from optimizer.runner.witness import gpu_processes, processes_of
 
 Level = Literal["ok", "warning", "problem"]
 OPEN_FILES = 4096  # one socket per stream, and what the server opens for its shards
@@ -207,8 +207,7 @@ async def _watched_over(box: Box, original: ServerProcess) -> list[Finding]:
 
 async def _company(box: Box, original: ServerProcess) -> list[Finding]:
     """Whoever else holds memory of the GPUs that the server uses: a measurement in that company is not used."""
-    ours = tuple([pid for one in original.processes for pid in await box.family(one.pid, one.start_time)])
-    others = foreign_processes(await gpu_processes(box), ours)
+    others = foreign_processes(await gpu_processes(box), await processes_of(box, original))
     if not others:
         return []
     listed = ", ".join(f"process {one.pid} with {one.mib:.0f} MiB" for one in others)

@@ -33,7 +33,7 @@ from optimizer.runner.collecting import bench_rows, endpoint_files, launch_log, 
 from optimizer.runner.context import Served, Session, Worker
 from optimizer.runner.silence import silent_part
 from optimizer.runner.survey import launch_json
-from optimizer.runner.witness import Watch
+from optimizer.runner.witness import Watch, processes_of
 
 # Between two levels. An engine learns that a client hung up only when it next looks: SGLang every four seconds for requests
 # that wait. On a real server with four slots the level at concurrency 1 stood still for its first seconds behind them.
@@ -77,7 +77,7 @@ async def measure(
         await load(index, level, None)
     ours: tuple[int, ...] = ()
     if step.launch == ORIGINAL and session.known.original is not None:
-        ours = tuple([pid for one in session.known.original.processes for pid in await box.family(one.pid, one.start_time)])
+        ours = await processes_of(box, session.known.original)
     if step.launch != ORIGINAL:
         state = await box.state(spec.study, step.launch)
         ours = state.pids

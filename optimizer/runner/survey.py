@@ -166,9 +166,10 @@ async def find_target(box: Box, spec: StudySpec, usual: LaunchSpec | None = None
     if not running and (why := why_not_whole(found.servers)):
         raise Unfit(f"No server on {box.name} can be tuned by itself. {why.strip()}", hint="docs/deployments.md says how a deployment is described.")
     for other in found.servers if not running and spec.port is not None else ():
-        if not _study_of(other):
-            _refuse_other_network(box, other)
-        if not other.ports and not _study_of(other) and (known := engine_behind(other)) is not None and known.identity(other.argv, FlagTable(known=False)).port == spec.port:
+        if _study_of(other):
+            continue
+        _refuse_other_network(box, other)
+        if not other.ports and (its := engine_behind(other)) is not None and port_of(its, found_launch(other, its)) == spec.port:
             raise Unfit(f"The server on {box.name} that is to listen on port {spec.port} (process {other.pid}) does not listen yet: it loads, or hangs.",
                         hint="When it answers, the same command again. Do not start a second one beside it.")  # fmt: skip
     if not running:

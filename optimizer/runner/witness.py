@@ -8,6 +8,7 @@ import contextlib
 import re
 
 from optimizer.box.box import Box
+from optimizer.box.results import ServerProcess
 from optimizer.core.witness import GpuProcess, GpuSample, Witness
 from optimizer.endpoint.client import Endpoint
 from optimizer.errors import BoxError, LinkLost
@@ -100,6 +101,11 @@ class Watch:
 
     async def _processes(self) -> tuple[GpuProcess, ...]:
         return await gpu_processes(self._box) if self._smi else ()
+
+
+async def processes_of(box: Box, server: ServerProcess) -> tuple[int, ...]:
+    """What lives of a running server: its processes, of a deployment those of every member, and their descendants."""
+    return tuple([pid for one in server.processes for pid in await box.family(one.pid, one.start_time)])
 
 
 async def gpu_processes(box: Box) -> tuple[GpuProcess, ...]:
